@@ -1,0 +1,92 @@
+"""Drawing the arguments that the functions are called with: small, so that a failing call costs few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from envs.code_repair.template import Args, Draw
+
+_WORDS = ("cat", "dog", "sun", "red", "tree", "blue", "apple", "river", "cloud", "stone", "go", "up", "ink", "owl")
+_PALINDROMES = ("noon", "level", "abba", "aba", "refer", "xx", "kayak")
+_LETTERS = "abc"
+
+
+def args(*draws: Callable[[np.random.Generator], Any]) -> Draw:
+    """One argument from each of `draws`."""
+    return lambda rng: tuple(draw(rng) for draw in draws)
+
+
+def ints(low: int, high: int, at_least: int, at_most: int) -> Callable[[np.random.Generator], list[int]]:
+    """A list of `at_least` to `at_most` numbers from `low` to `high`."""
+    return lambda rng: rng.integers(low, high + 1, size=int(rng.integers(at_least, at_most + 1))).tolist()
+
+
+def int_in(low: int, high: int) -> Callable[[np.random.Generator], int]:
+    """A number from `low` to `high`."""
+    return lambda rng: int(rng.integers(low, high + 1))
+
+
+def word(rng: np.random.Generator) -> str:
+    return _WORDS[rng.integers(len(_WORDS))]
+
+
+def word_or_palindrome(rng: np.random.Generator) -> str:
+    return word(rng) if rng.integers(2) else _PALINDROMES[rng.integers(len(_PALINDROMES))]
+
+
+def word_list(at_least: int, at_most: int) -> Callable[[np.random.Generator], list[str]]:
+    return lambda rng: [word(rng) for _ in range(rng.integers(at_least, at_most + 1))]
+
+
+def letter_list(rng: np.random.Generator) -> list[str]:
+    """A few letters of three, so that some repeat."""
+    return [_LETTERS[i] for i in rng.integers(3, size=rng.integers(2, 5))]
+
+
+def separator(rng: np.random.Generator) -> str:
+    return "-+/,"[rng.integers(4)]
+
+
+def words_and_prefix(rng: np.random.Generator) -> Args:
+    """Two or three words and the first letter of one of them."""
+    words = word_list(2, 3)(rng)
+    return words, words[rng.integers(len(words))][0]
+
+
+def ints_and_member(rng: np.random.Generator) -> Args:
+    """Two to four numbers and one of them."""
+    nums = ints(1, 9, 2, 4)(rng)
+    return nums, nums[rng.integers(len(nums))]
+
+
+def equal_length(rng: np.random.Generator) -> Args:
+    """Two lists of one length."""
+    length = rng.integers(1, 4)
+    return rng.integers(1, 8, size=length).tolist(), rng.integers(1, 8, size=length).tolist()
+
+
+def exact_mean(rng: np.random.Generator) -> Args:
+    """1, 2 or 4 numbers, whose mean a binary float holds exactly: results are compared without a tolerance."""
+    return (rng.integers(1, 10, size=(1, 2, 4)[rng.integers(3)]).tolist(),)
+
+
+def some_rows(rng: np.random.Generator) -> Args:
+    """Two or three short lists."""
+    return ([ints(1, 9, 1, 2)(rng) for _ in range(rng.integers(2, 4))],)
+
+
+def value_and_limits(rng: np.random.Generator) -> Args:
+    """A number, a lower limit and a larger upper limit."""
+    return int(rng.integers(-4, 20)), int(rng.integers(0, 6)), int(rng.integers(8, 14))
+
+
+def two_words(rng: np.random.Generator) -> Args:
+    """One string of two words."""
+    return (f"{word(rng)} {word(rng)}",)
+
+
+SOME: Draw = args(ints(1, 9, 2, 4))
+SOME_AND_ONE: Draw = args(ints(1, 9, 2, 4), int_in(1, 9))

@@ -1,0 +1,182 @@
+"""The kinds of filing tasks: tables and notes out of which fields are asked.
+
+- plain: one field of a table in full units
+- scale: the header says thousands or millions
+- negative: the amount stands in parentheses
+- year: either of the two years, the newest first or last
+- ratio: percent or basis points, asked as a fraction
+- note: prose ("a net loss of $1.2 million")
+- two_fields: two fields of a scaled table, one of them negative or a ratio
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+
+from envs.filing_fields.statements import (
+    CURRENCIES,
+    LABELS,
+    RATIOS,
+    SIGNED,
+    Amount,
+    Field,
+    Row,
+    basis_points,
+    digits_of,
+    layout,
+    percent,
+    pick,
+    pick_some,
+    printed,
+)
+
+_COMPANIES = ("Orion", "Acme", "Delta", "Vertex", "Nova", "Summit", "Harbor", "Atlas", "Cobalt", "Juniper", "Lumen")
+_UNSIGNED_LABELS = tuple(label for label in LABELS if label[1] not in SIGNED)
+_SIGNED_LABELS = tuple(label for label in LABELS if label[1] in SIGNED)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A filing, the year that is asked, the fields, and the other values of that year (by key)."""
+
+    filing: str
+    year: str
+    fields: tuple[Field, ...]
+    others: dict[str, Decimal]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """How numbers are printed."""
+
+    name: str
+    """As it follows the currency in a header, or the number in prose; empty for full units."""
+    scale: int
+    num_decimals: int
+    num_digits: tuple[int, int]
+
+
+_FULL = _Unit("", 1, 0, (4, 5))
+_SCALED = (
+    _Unit(" in thousands", 1_000, 0, (2, 4)),
+    _Unit(" in millions", 1_000_000, 0, (2, 4)),
+    _Unit(" in millions", 1_000_000, 1, (2, 3)),
+)
+_PROSE = (_FULL, _Unit(" thousand", 1_000, 0, (2, 3)), _Unit(" million", 1_000_000, 1, (2, 3)))
+
+
+def plain(rng: np.random.Generator) -> Problem:
+    return _table(rng, _FULL, [_row(rng, label, _FULL) for label in pick_some(rng, LABELS, 3)])
+
+
+def scale(rng: np.random.Generator) -> Problem:
+    unit = pick(rng, _SCALED)
+    return _table(rng, unit, [_row(rng, label, unit) for label in pick_some(rng, LABELS, 3)])
+
+
+def negative(rng: np.random.Generator) -> Problem:
+    unit = pick(rng, (_FULL, _SCALED[0], _SCALED[1]))
+    asked = _row(rng, pick(rng, _SIGNED_LABELS), unit, negative=True)
+    return _table(rng, unit, [asked, *(_row(rng, label, unit) for label in pick_some(rng, _UNSIGNED_LABELS, 2))])
+
+
+def year(rng: np.random.Generator) -> Problem:
+    rows = [_row(rng, label, _FULL) for label in pick_some(rng, LABELS, 3)]
+    return _table(rng, _FULL, rows, column=int(rng.integers(2)), newest_first=bool(rng.integers(2)))
+
+
+def ratio(rng: np.random.Generator) -> Problem:
+    unit = pick(rng, _SCALED)
+    asked = _ratio_row(rng, pick(rng, RATIOS))
+    return _table(rng, unit, [asked, *(_row(rng, label, unit) for label in pick_some(rng, LABELS, 2))])
+
+
+def two_fields(rng: np.random.Generator) -> Problem:
+    unit = pick(rng, _SCALED)
+    if rng.integers(3) == 0:
+        second = _ratio_row(rng, pick(rng, RATIOS))
+    else:
+        second = _row(rng, pick(rng, _SIGNED_LABELS), unit, negative=True)
+    first, *rest = (_row(rng, label, unit) for label in pick_some(rng, _UNSIGNED_LABELS, 3))
+    return _table(rng, unit, [first, second, *rest], num_asked=2, column=int(rng.integers(2)))
+
+
+def note(rng: np.random.Generator) -> Problem:
+    """Two sentences with three amounts; asked is the result of either year, or what the second sentence says."""
+    years = _years(rng)
+    currency, is_loss = pick(rng, "$€£"), bool(rng.integers(2))
+    unit = pick(rng, _PROSE)
+    now, before = (_worded(rng, currency, unit, negative=is_loss) for _ in range(2))
+    third = _worded(rng, currency, pick(rng, _PROSE), negative=False)
+    label, key = pick(rng, _UNSIGNED_LABELS)
+    text = (
+        f"{pick(rng, _COMPANIES)} had a net {'loss' if is_loss else 'income'} of {now.text} in {years[0]} "
+        f"and of {before.text} in {years[1]}. {label} was {third.text} in {years[0]}."
+    )
+    asked = rng.integers(3)
+    if asked == 2:
+        return Problem(text, years[0], (Field(key, third.value, 1, {}),), {"net_income": now.value})
+    value, unasked = (now.value, before.value) if asked == 0 else (before.value, now.value)
+    field = Field("net_income", value, 1, {years[1 - asked]: unasked})
+    return Problem(text, years[asked], (field,), {key: third.value})
+
+
+KINDS: dict[str, Callable[[np.random.Generator], Problem]] = {
+    function.__name__: function for function in (plain, scale, negative, year, ratio, note, two_fields)
+}
+
+
+def _years(rng: np.random.Generator) -> tuple[str, str]:
+    newest = int(rng.integers(2015, 2026))
+    return str(newest), str(newest - 1)
+
+
+def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negative: bool | None = None) -> Row:
+    """A row of two amounts. `negative`: both are; None: either may be, where the label allows it."""
+    amounts = []
+    for _ in range(2):
+        digits = digits_of(rng, *unit.num_digits)
+        is_negative = label[1] in SIGNED and rng.random() < 0.2 if negative is None else negative
+        amounts.append(printed(-digits if is_negative else digits, unit.num_decimals, unit.scale))
+    return Row(*label, tuple(amounts), unit.scale)
+
+
+def _ratio_row(rng: np.random.Generator, label: tuple[str, str]) -> Row:
+    style = pick(rng, ("bps", "whole", "decimal"))
+    if style == "bps":
+        amounts = [basis_points(int(rng.integers(5, 400))) for _ in range(2)]
+    elif style == "whole":
+        amounts = [percent(int(rng.integers(2, 60)), 0) for _ in range(2)]
+    else:
+        amounts = [percent(int(rng.integers(11, 600)), 1) for _ in range(2)]
+    return Row(*label, tuple(amounts), 1)
+
+
+def _worded(rng: np.random.Generator, currency: str, unit: _Unit, *, negative: bool) -> Amount:
+    """An amount as prose has it: "$1.2 million", "€340 thousand", "$48,210". A loss is named there, not signed."""
+    amount = printed(digits_of(rng, *unit.num_digits), unit.num_decimals, unit.scale)
+    return Amount(f"{currency}{amount.text}{unit.name}", -amount.value if negative else amount.value)
+
+
+def _table(
+    rng: np.random.Generator,
+    unit: _Unit,
+    rows: Sequence[Row],
+    *,
+    num_asked: int = 1,
+    column: int = 0,
+    newest_first: bool = True,
+) -> Problem:
+    """A table of the `rows` in random order; asked are the first `num_asked` of `rows`, for the year in `column`."""
+    years = _years(rng) if newest_first else _years(rng)[::-1]
+    fields = tuple(
+        Field(row.key, row.amounts[column].value, row.scale, {years[1 - column]: row.amounts[1 - column].value})
+        for row in rows[:num_asked]
+    )
+    others = {row.key: row.amounts[column].value for row in rows[num_asked:]}
+    shuffled = [rows[i] for i in rng.permutation(len(rows))]
+    return Problem(layout(f"{pick(rng, CURRENCIES)}{unit.name}", years, shuffled), years[column], fields, others)

@@ -1,0 +1,266 @@
+"""The ten kinds of shell tasks. Each draws names and contents, and computes the right result in Python.
+
+Every kind has four phrasings, other files that must not be touched, and results that neither doing nothing nor a
+constant answer gives. References are the usual command in one style a kind, at most about 25 tokens, so that a few
+demonstrations teach it; any command with the same result is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from envs.shell.words import CITIES, DIRECTORIES, EXTENSIONS, STEMS, WORDS
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task before it has a place in a split. It asks for a stdout, or for changes of files, never for nothing."""
+
+    prompt: str
+    files: Mapping[str, str]
+    command: str
+    """The reference."""
+    stdout: str | None = None
+    """What the last command must print; None: whatever it likes."""
+    number: bool = False
+    """Whether `stdout` is one number, to be compared by value."""
+    changes: Mapping[str, str | None] = field(default_factory=dict)
+    """Files that must be there afterwards with new contents, or (None) be gone. All others must be as they were."""
+
+    def __post_init__(self) -> None:
+        real = all(self.files.get(path) != text for path, text in self.changes.items())
+        if not real or (not self.changes and not (self.stdout or "").strip()):
+            raise ValueError(f"{self.prompt!r} would be solved by doing nothing; it must ask for an output or a change")
+
+
+def rename(rng: Rng) -> Problem:
+    old, new, *others = _names(rng, 5)
+    files = {name: _text(_lines(rng, 4)) for name in (old, *others)}
+    prompt = _pick(
+        rng,
+        f"Rename {old} to {new}.",
+        f"Give the file {old} the new name {new}.",
+        f"Change the name of {old} to {new}.",
+        f"The file {old} should be called {new}.",
+    )
+    return Problem(prompt, files, f"mv {old} {new}", changes={old: None, new: files[old]})
+
+
+def last_lines(rng: Rng) -> Problem:
+    name, files, lines = _one_file(rng, _lines(rng, _between(rng, 12, 30)))
+    n = _between(rng, 2, 9)
+    prompt = _pick(
+        rng,
+        f"Show the last {n} lines of {name}.",
+        f"Print the final {n} lines of {name}.",
+        f"What are the last {n} lines in {name}?",
+        f"Output only the {n} lines at the end of {name}.",
+    )
+    return Problem(prompt, files, f"tail -n {n} {name}", stdout=_text(lines[-n:]))
+
+
+def nth_line(rng: Rng) -> Problem:
+    name, files, lines = _one_file(rng, _lines(rng, _between(rng, 25, 45)))
+    n = _between(rng, 3, 24)
+    prompt = _pick(
+        rng,
+        f"Print line {n} of {name}.",
+        f"Show only line {n} of {name}.",
+        f"What is on line {n} of {name}?",
+        f"Output line number {n} of the file {name}.",
+    )
+    return Problem(prompt, files, f"sed -n {n}p {name}", stdout=_text([lines[n - 1]]))
+
+
+def count_matches(rng: Rng) -> Problem:
+    word, *rest = _sample(rng, WORDS, 24)
+    num_matches = _between(rng, 5, 30)
+    lines = _lines(rng, num_matches + _between(rng, 8, 20), rest)
+    for row in rng.permutation(len(lines))[:num_matches]:
+        words = lines[row].split()
+        words[_between(rng, 0, len(words) - 1)] = word
+        lines[row] = " ".join(words)
+    name, files, _ = _one_file(rng, lines)
+    prompt = _pick(
+        rng,
+        f"How many lines of {name} contain {word}?",
+        f"Count the lines with the word {word} in {name}.",
+        f"Print the number of lines in {name} that have {word}.",
+        f"In how many lines of {name} does {word} appear?",
+    )
+    return Problem(prompt, files, f"grep -c {word} {name}", stdout=f"{num_matches}\n", number=True)
+
+
+def sort_unique(rng: Rng) -> Problem:
+    distinct = _sample(rng, WORDS, _between(rng, 5, 12))
+    order = rng.permutation(np.arange(2 * len(distinct)) % len(distinct))
+    name, files, _ = _one_file(rng, [distinct[i] for i in order])
+    (out,) = _names(rng, 1, without=files)
+    prompt = _pick(
+        rng,
+        f"Write the sorted unique lines of {name} to {out}.",
+        f"Sort {name}, drop duplicate lines, and save it as {out}.",
+        f"Put the lines of {name} into {out}, sorted and without duplicates.",
+        f"Save each different line of {name} once, in sorted order, in {out}.",
+    )
+    return Problem(prompt, files, f"sort -u {name} > {out}", changes={out: _text(sorted(distinct))})
+
+
+def replace_word(rng: Rng) -> Problem:
+    old, new, *rest = _sample(rng, WORDS, 16)
+    lines = _lines(rng, _between(rng, 5, 12), [*rest, old, old, old])
+    # Twice in one line: a replacement without `g` is wrong.
+    lines[_between(rng, 0, len(lines) - 1)] = f"{old} {rest[0]} {old}"
+    name, files, _ = _one_file(rng, lines)
+    prompt = _pick(
+        rng,
+        f"In {name}, replace every {old} with {new}.",
+        f"Change all {old} to {new} in {name}.",
+        f"Edit {name}: each {old} must become {new}.",
+        f"Replace the word {old} by {new} everywhere in {name}.",
+    )
+    changes = {name: files[name].replace(old, new)}
+    return Problem(prompt, files, f"sed -i 's/{old}/{new}/g' {name}", changes=changes)
+
+
+def cut_column(rng: Rng) -> Problem:
+    rows = _table(rng, _between(rng, 6, 12))
+    name, files, _ = _one_file(rng, [",".join(row) for row in rows], extension="csv")
+    n = _between(rng, 1, 4)
+    prompt = _pick(
+        rng,
+        f"Print column {n} of the comma separated file {name}.",
+        f"Show only column {n} of {name} (comma separated).",
+        f"Columns in {name} are separated by commas. Print column {n}.",
+        f"Output field {n} of every line of {name}; fields are split by commas.",
+    )
+    return Problem(prompt, files, f"cut -d, -f{n} {name}", stdout=_text([row[n - 1] for row in rows]))
+
+
+def sum_column(rng: Rng) -> Problem:
+    rows = _table(rng, _between(rng, 8, 16))
+    name, files, _ = _one_file(rng, [",".join(row) for row in rows], extension="csv")
+    n = _between(rng, 3, 4)
+    prompt = _pick(
+        rng,
+        f"Add up column {n} of the comma separated file {name}.",
+        f"What is the sum of column {n} in {name} (comma separated)?",
+        f"Print the total of column {n} of {name}. Commas separate columns.",
+        f"Sum field {n} of all lines of {name}; fields are split by commas.",
+    )
+    total = sum(int(row[n - 1]) for row in rows)
+    command = f"awk -F, '{{s+=${n}}} END {{print s}}' {name}"
+    return Problem(prompt, files, command, stdout=f"{total}\n", number=True)
+
+
+def count_files(rng: Rng) -> Problem:
+    directory, elsewhere, child, grandchild = _sample(rng, DIRECTORIES, 4)
+    places = (directory, f"{directory}/{child}", f"{directory}/{child}/{grandchild}")
+    extension, *other_extensions = _sample(rng, EXTENSIONS, 4)
+    num_wanted, num_others = _between(rng, 4, 19), _between(rng, 4, 9)
+    stems = _sample(rng, STEMS, num_wanted + num_others + 2)
+    wanted, others, outside = stems[:num_wanted], stems[num_wanted:-2], stems[-2:]
+    paths = [f"{places[i % 3]}/{stem}.{extension}" for i, stem in enumerate(wanted)]
+    paths += [f"{places[i % 3]}/{stem}.{other_extensions[i % 3]}" for i, stem in enumerate(others)]
+    paths += [f"{elsewhere}/{stem}.{extension}" for stem in outside]
+    prompt = _pick(
+        rng,
+        f"How many .{extension} files are in {directory} and its subdirectories?",
+        f"Count the .{extension} files anywhere below {directory}.",
+        f"Print the number of .{extension} files under {directory}, at any depth.",
+        f"Find all .{extension} files in {directory}, also in subdirectories, and count them.",
+    )
+    command = f"find {directory} -name '*.{extension}' | wc -l"
+    return Problem(prompt, {path: f"{path}\n" for path in paths}, command, stdout=f"{num_wanted}\n", number=True)
+
+
+def move_files(rng: Rng) -> Problem:
+    (directory,) = _sample(rng, DIRECTORIES, 1)
+    extension, other_extension = _sample(rng, EXTENSIONS, 2)
+    stems = _sample(rng, STEMS, _between(rng, 4, 10))
+    num_wanted = _between(rng, 2, len(stems) - 2)
+    wanted = [f"{stem}.{extension}" for stem in stems[:num_wanted]]
+    others = [f"{stem}.{other_extension}" for stem in stems[num_wanted:]]
+    files = {name: _text(_lines(rng, 2)) for name in (*wanted, *others)}
+    prompt = _pick(
+        rng,
+        f"Make a directory {directory} and move all .{extension} files into it.",
+        f"Move every .{extension} file into a new directory {directory}.",
+        f"Create the directory {directory} and put all .{extension} files there.",
+        f"Put all .{extension} files in a new folder called {directory}.",
+    )
+    changes: dict[str, str | None] = dict.fromkeys(wanted)
+    changes |= {f"{directory}/{name}": files[name] for name in wanted}
+    return Problem(prompt, files, f"mkdir {directory} && mv *.{extension} {directory}", changes=changes)
+
+
+KINDS: Mapping[str, Callable[[Rng], Problem]] = MappingProxyType(
+    {
+        make.__name__: make
+        for make in (
+            rename,
+            last_lines,
+            nth_line,
+            count_matches,
+            sort_unique,
+            replace_word,
+            cut_column,
+            sum_column,
+            count_files,
+            move_files,
+        )
+    }
+)
+
+
+def _between(rng: Rng, low: int, high: int) -> int:
+    """Uniform, both ends included."""
+    return int(rng.integers(low, high + 1))
+
+
+def _pick(rng: Rng, *options: str) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _sample(rng: Rng, values: Sequence[str], num: int) -> list[str]:
+    """`num` different ones."""
+    return [values[int(i)] for i in rng.permutation(len(values))[:num]]
+
+
+def _lines(rng: Rng, num: int, words: Sequence[str] = WORDS) -> list[str]:
+    """Lines of three to five words."""
+    lengths = rng.integers(3, 6, size=num)
+    picks = rng.integers(len(words), size=(num, 5))
+    return [" ".join(words[int(i)] for i in row[:length]) for row, length in zip(picks, lengths, strict=True)]
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _names(rng: Rng, num: int, *, extension: str | None = None, without: Collection[str] = ()) -> list[str]:
+    """`num` different file names, none of `without`."""
+    names = [f"{stem}.{extension or _pick(rng, *EXTENSIONS)}" for stem in _sample(rng, STEMS, num + len(without))]
+    return [name for name in names if name not in without][:num]
+
+
+def _one_file(rng: Rng, lines: list[str], *, extension: str | None = None) -> tuple[str, dict[str, str], list[str]]:
+    """A file with `lines` and two others of the same look: its name, all files, and the lines."""
+    name, *others = _names(rng, 3, extension=extension)
+    files = {other: _text([lines[i] for i in rng.integers(len(lines), size=5)]) for other in others}
+    return name, {name: _text(lines), **files}, lines
+
+
+def _table(rng: Rng, num_rows: int) -> list[list[str]]:
+    """Rows of a city, a word, a number from 1 to 99 and one from 100 to 999."""
+    places = rng.integers(len(CITIES), size=num_rows)
+    words = rng.integers(len(WORDS), size=num_rows)
+    small, large = rng.integers(1, 100, size=num_rows), rng.integers(100, 1000, size=num_rows)
+    columns = zip(places, words, small, large, strict=True)
+    return [[CITIES[place], WORDS[word], str(a), str(b)] for place, word, a, b in columns]

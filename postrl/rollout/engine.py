@@ -1,0 +1,409 @@
+"""The rollout engine: batched, cached sampling from the policy, each shape compiled once.
+
+A cache of slots holds keys and values; a session (an episode) owns a slot from its first request to `end`. A prompt whose
+beginning already lies in some slot is copied from there instead of computed: a group's prompt is prefilled once, and the
+system message once a domain. Prefill covers all tokens but the last; the last enters the decode step, whose rows are
+all running requests. A request's tokens depend on its own tokens and seed only, never on its neighbours: every shape
+contracts the same way (see postrl/policy/model.py), and randomness is keyed by (seed, position). The audit probes that.
+
+Shapes: B rows of a decode step, T tokens, S kv tokens, V vocab, Z slots.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from postrl.contracts import Completion, InfraError, StopReason
+from postrl.policy.attention import SlotCache, cached_decode, cached_prefill, empty_cache
+from postrl.policy.model import Adapter, ModelConfig, Params, forward, logits
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    num_slots: int = 64
+    """Sessions that can be open at once."""
+    max_context: int = 512
+    """Tokens of one session, prompt and completions together."""
+    prefill_chunk: int = 64
+    """Tokens prefilled by one call."""
+    row_buckets: tuple[int, ...] = (8, 32, 64)
+    """Rows of a decode step; a step takes the smallest bucket that holds the running requests. At least 8: below that
+    XLA:CPU picks other kernels and a row's bits depend on the number of rows."""
+    context_buckets: tuple[int, ...] = (192, 512)
+    """How many cached tokens a step reads; the smallest that covers its longest row."""
+
+    def __post_init__(self) -> None:
+        if self.row_buckets[-1] < self.num_slots or self.context_buckets[-1] < self.max_context:
+            raise ValueError(
+                f"the largest buckets {self.row_buckets[-1]} x {self.context_buckets[-1]} must cover "
+                f"{self.num_slots} slots x {self.max_context} tokens"
+            )
+        if min(self.row_buckets) < 8:
+            raise ValueError(f"row_buckets {self.row_buckets}: fewer than 8 rows change a row's bits on CPU")
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters since the engine started."""
+
+    num_prompt_tokens: int = 0
+    """Tokens of all prompts as requested."""
+    num_prefilled_tokens: int = 0
+    """Of these, computed; the others were copied or already there."""
+    num_sampled_tokens: int = 0
+    num_decode_steps: int = 0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    """Time without a running request: the engine was starved by environments."""
+
+
+@dataclass
+class _Request:
+    token_T: np.ndarray
+    seed: int
+    session: int
+    temperature: float
+    max_new_tokens: int
+    future: Future[Completion]
+
+
+@dataclass
+class _Running:
+    request: _Request
+    slot: int
+    next_token: int
+    """Fed to the next decode step, at `position`."""
+    position: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class Engine:
+    """Serves `sample` to any number of threads; one thread of its own owns the device. Use as a context manager."""
+
+    def __init__(
+        self, model: ModelConfig, params: Params, adapter: Adapter | None, adapter_scale: float, eos_id: int, config: EngineConfig
+    ) -> None:
+        self.config = config
+        self._eos_id = eos_id
+        self._params, self._adapter, self._version = params, adapter, 0
+        # One slot more: padding rows of a decode step write there.
+        self._cache = empty_cache(model, config.num_slots + 1, config.max_context + config.prefill_chunk)
+        self._decode = functools.partial(_decode_step, model, adapter_scale)
+        self._prefill = functools.partial(_prefill_step, model, adapter_scale)
+        self._free = list(range(config.num_slots))
+        self._slot_of: dict[int, int] = {}
+        self._prefix: list[np.ndarray] = [np.zeros(0, np.int32)] * config.num_slots
+        """Per slot: the tokens whose keys were computed by prefill. What decoding appended is not reused by others, so that
+        a token's keys never depend on which slot happened to be free."""
+        self._cached: list[int] = [0] * config.num_slots
+        self._waiting: deque[_Request] = deque()
+        self._wake = threading.Condition()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self.stats = EngineStats()
+        self._thread = threading.Thread(target=self._serve, name="rollout-engine", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------------- for episodes
+
+    def submit(
+        self, token_T: np.ndarray, *, seed: int, session: int, temperature: float, max_new_tokens: int
+    ) -> Future[Completion]:
+        """ValueError when the prompt leaves no room for a token."""
+        if not 2 <= len(token_T) < self.config.max_context:
+            raise ValueError(f"prompt of {len(token_T)} tokens; it must have at least 2 and fewer than {self.config.max_context}")
+        room = self.config.max_context - len(token_T)
+        request = _Request(
+            np.asarray(token_T, np.int32), seed, session, temperature, min(max_new_tokens, room), Future()
+        )
+        with self._wake:
+            self._check_alive()
+            self._waiting.append(request)
+            self._wake.notify()
+        return request.future
+
+    def end(self, session: int) -> None:
+        with self._wake:
+            slot = self._slot_of.pop(session, None)
+            if slot is not None:
+                self._free.append(slot)
+                self._wake.notify()
+
+    # -------------------------------------------------------------------------------------------- for the run
+
+    def publish(self, params: Params, adapter: Adapter | None, version: int) -> str:
+        """Takes over copies of the trained arrays; returns the digest of what the engine now holds.
+
+        AssertionError while sessions are open: their cached keys belong to the old version.
+        """
+        with self._wake:
+            assert not self._slot_of, f"publication with {len(self._slot_of)} open sessions"
+            # Copies: the learner donates its own buffers to its next step.
+            self._adapter = jax.tree.map(jnp.copy, adapter)
+            self._params = params if adapter is not None else jax.tree.map(jnp.copy, params)
+            self._version = version
+            self._prefix = [np.zeros(0, np.int32)] * self.config.num_slots
+            self._cached = [0] * self.config.num_slots
+        return tree_digest(self._adapter if adapter is not None else self._params)
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------- the one loop
+
+    def _serve(self) -> None:
+        """
+        consumes: requests from `submit`, slots given back by `end`
+        waits for: a request, or a free slot for one
+        unblocked by: `submit`, `end`, `close`
+        produces: completions (each request's future)
+        """
+        running: list[_Running] = []
+        try:
+            while True:
+                admitted = self._take(block=not running)
+                if admitted is None:
+                    return
+                start = time.perf_counter()
+                for request, slot in admitted:
+                    running.append(self._start(request, slot))
+                running = self._step(running)
+                self._count(busy_s=time.perf_counter() - start)
+        except BaseException as error:  # noqa: BLE001 - the thread's last act: everybody who waits must learn of it
+            with self._wake:
+                self._failure = error
+                failed = [r.request for r in running] + list(self._waiting)
+                self._waiting.clear()
+            for request in failed:
+                if not request.future.done():
+                    request.future.set_exception(InfraError(f"the rollout engine failed: {error!r}"))
+
+    def _take(self, block: bool) -> list[tuple[_Request, int]] | None:
+        """Requests that have a slot, with it. None: closed."""
+        start = time.perf_counter()
+        with self._wake:
+            while True:
+                admitted, kept = [], deque()
+                for request in self._waiting:
+                    if request.session not in self._slot_of and self._free:
+                        self._slot_of[request.session] = self._pick_slot(request.token_T)
+                    slot = self._slot_of.get(request.session)
+                    if slot is None:
+                        kept.append(request)
+                    else:
+                        admitted.append((request, slot))
+                self._waiting = kept
+                if admitted or not block:
+                    break
+                if self._closed:
+                    return None
+                self._wake.wait()
+        if block:
+            self._count(idle_s=time.perf_counter() - start)
+        return admitted
+
+    def _pick_slot(self, token_T: np.ndarray) -> int:
+        """The free slot that already holds most of the prompt; among equals the one unused for longest."""
+        slot = max(self._free, key=lambda z: _common(self._prefix[z], token_T))
+        self._free.remove(slot)
+        self._cached[slot] = 0
+        return slot
+
+    def _start(self, request: _Request, slot: int) -> _Running:
+        """Brings all tokens but the last into the slot."""
+        token_T = request.token_T
+        needed = len(token_T) - 1
+        cached = self._cached[slot]
+        if cached == 0:  # the session's first request
+            best = max(range(self.config.num_slots), key=lambda z: _common(self._prefix[z], token_T))
+            cached = min(_common(self._prefix[best], token_T), needed)
+            own = min(_common(self._prefix[slot], token_T), needed)
+            if cached > own:
+                self._cache = _copy_slot(self._cache, jnp.int32(best), jnp.int32(slot))
+            self._prefix[slot] = token_T[:needed]
+        num_tokens = self._context_bucket(len(token_T))
+        for start in range(cached, needed, self.config.prefill_chunk):
+            chunk = np.zeros(self.config.prefill_chunk, np.int32)
+            part = token_T[start : min(start + self.config.prefill_chunk, needed)]
+            chunk[: len(part)] = part
+            self._cache = self._prefill(
+                num_tokens, self._params, self._adapter, self._cache, jnp.int32(slot), chunk, jnp.int32(start)
+            )
+        self._count(num_prompt_tokens=len(token_T), num_prefilled_tokens=max(0, needed - cached))
+        return _Running(request, slot, next_token=int(token_T[-1]), position=needed)
+
+    def _step(self, running: list[_Running]) -> list[_Running]:
+        """One token for every running request; returns those that go on."""
+        num_rows = next(b for b in self.config.row_buckets if b >= len(running))
+        num_tokens = self._context_bucket(max(r.position for r in running) + 1)
+        slot_B = np.full(num_rows, self.config.num_slots, np.int32)
+        token_B, position_B, seed_B = (np.zeros(num_rows, np.int32) for _ in range(3))
+        temperature_B = np.ones(num_rows, np.float32)
+        for i, r in enumerate(running):
+            slot_B[i], token_B[i], position_B[i] = r.slot, r.next_token, r.position
+            seed_B[i], temperature_B[i] = r.request.seed, r.request.temperature
+        sampled_B, logprob_B, self._cache = self._decode(
+            num_tokens, self._params, self._adapter, self._cache, slot_B, token_B, position_B, seed_B, temperature_B
+        )
+        sampled_B, logprob_B = np.asarray(sampled_B), np.asarray(logprob_B)
+        going = []
+        for i, r in enumerate(running):
+            r.tokens.append(int(sampled_B[i]))
+            r.logprobs.append(float(logprob_B[i]))
+            r.next_token, r.position = r.tokens[-1], r.position + 1
+            ended = r.next_token == self._eos_id
+            if ended or len(r.tokens) >= r.request.max_new_tokens:
+                self._cached[r.slot] = r.position
+                r.request.future.set_result(
+                    Completion(
+                        np.array(r.tokens, np.int32),
+                        np.array(r.logprobs, np.float32),
+                        np.full(len(r.tokens), self._version, np.int32),
+                        StopReason.STOP if ended else StopReason.LENGTH,
+                    )
+                )
+            else:
+                going.append(r)
+        self._count(num_sampled_tokens=len(running), num_decode_steps=1)
+        return going
+
+    def _context_bucket(self, num_tokens: int) -> int:
+        return next(b for b in self.config.context_buckets if b >= num_tokens)
+
+    def _count(self, **increments: float) -> None:
+        old = self.stats
+        self.stats = EngineStats(**{**vars(old), **{name: getattr(old, name) + n for name, n in increments.items()}})
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise InfraError(f"the rollout engine failed: {self._failure!r}")
+        if self._closed:
+            raise InfraError("the rollout engine is closed")
+
+
+@dataclass(frozen=True)
+class PolicySampler:
+    """The engine as episodes see it (`postrl.contracts.Sampler`), with the settings of one phase."""
+
+    engine: Engine
+    temperature: float
+    """0: greedy."""
+    max_new_tokens: int
+
+    def sample(self, token_T: np.ndarray, *, seed: int, session: int) -> Completion:
+        future = self.engine.submit(
+            token_T, seed=seed, session=session, temperature=self.temperature, max_new_tokens=self.max_new_tokens
+        )
+        return future.result()
+
+    def end(self, session: int) -> None:
+        self.engine.end(session)
+
+
+def tree_digest(tree: Any) -> str:
+    """SHA-256 over the paths, shapes and bytes of all leaves: equal exactly when two policies are the same bits."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _common(prefix_T: np.ndarray, token_T: np.ndarray) -> int:
+    n = min(len(prefix_T), len(token_T))
+    differs = np.flatnonzero(prefix_T[:n] != token_T[:n])
+    return int(differs[0]) if len(differs) else n
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5,))
+def _decode_step(
+    model: ModelConfig,
+    adapter_scale: float,
+    num_tokens: int,
+    params: Params,
+    adapter: Adapter | None,
+    cache: SlotCache,
+    slot_B: jax.Array,
+    token_B: jax.Array,
+    position_B: jax.Array,
+    seed_B: jax.Array,
+    temperature_B: jax.Array,
+) -> tuple[jax.Array, jax.Array, SlotCache]:
+    """Sampled tokens, their log-probabilities under the sampled distribution, and the cache."""
+    attend = cached_decode(slot_B, position_B, num_tokens)
+    h_B1D, cache = forward(model, params, adapter, adapter_scale, token_B[:, None], position_B[:, None], attend, cache)
+    greedy_B = temperature_B == 0
+    logits_BV = logits(params, h_B1D[:, 0]) / jnp.where(greedy_B, 1.0, temperature_B)[:, None]
+    uniform_B = jax.vmap(lambda seed, t: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), t)))(seed_B, position_B)
+    sampled_B = jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1), sample_inverse_cdf(logits_BV, uniform_B))
+    logprob_B = jnp.take_along_axis(logits_BV, sampled_B[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits_BV, axis=-1)
+    return sampled_B.astype(jnp.int32), logprob_B, cache
+
+
+def sample_inverse_cdf(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
+    """The token at which the cumulative probability passes `uniform_B` in [0, 1).
+
+    Two levels (blocks of the vocabulary, then the block): one uniform number a token instead of V, and no scan over V.
+    """
+    block = 128
+    B, V = logits_BV.shape
+    weight_BV = jnp.exp(logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True))
+    weight_BNV = jnp.pad(weight_BV, ((0, 0), (0, -V % block))).reshape(B, -1, block)
+    sum_BN = weight_BNV.sum(-1)
+    cumulative_BN = jnp.cumsum(sum_BN, axis=-1)
+    target_B = uniform_B * cumulative_BN[:, -1]
+    n_B = _first_above(cumulative_BN, sum_BN, target_B)
+    weight_Bv = jnp.take_along_axis(weight_BNV, n_B[:, None, None], axis=1)[:, 0]
+    before_B = jnp.take_along_axis(cumulative_BN - sum_BN, n_B[:, None], axis=1)[:, 0]
+    v_B = _first_above(jnp.cumsum(weight_Bv, axis=-1), weight_Bv, target_B - before_B)
+    return n_B * block + v_B
+
+
+def _first_above(cumulative_BN: jax.Array, weight_BN: jax.Array, target_B: jax.Array) -> jax.Array:
+    """First index whose cumulative weight exceeds the target. Where rounding leaves none, the heaviest: never weight 0."""
+    above_BN = (cumulative_BN > target_B[:, None]) & (weight_BN > 0)
+    return jnp.where(above_BN.any(-1), jnp.argmax(above_BN, axis=-1), jnp.argmax(weight_BN, axis=-1))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5,))
+def _prefill_step(
+    model: ModelConfig,
+    adapter_scale: float,
+    num_tokens: int,
+    params: Params,
+    adapter: Adapter | None,
+    cache: SlotCache,
+    slot: jax.Array,
+    token_T: jax.Array,
+    start: jax.Array,
+) -> SlotCache:
+    position_1T = start + jnp.arange(token_T.shape[0])[None]
+    attend = cached_prefill(slot, start, num_tokens)
+    return forward(model, params, adapter, adapter_scale, token_T[None], position_1T, attend, cache)[1]
+
+
+@functools.partial(jax.jit, donate_argnums=(0,))
+def _copy_slot(cache: SlotCache, source: jax.Array, target: jax.Array) -> SlotCache:
+    return jax.tree.map(lambda x: x.at[:, target].set(x[:, source]), cache)

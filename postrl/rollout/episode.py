@@ -1,0 +1,79 @@
+"""One episode: a blocking function from a task to a trajectory. The same one trains, evaluates and demonstrates.
+
+Tokens in, tokens out: each turn appends what the environment said and what the policy sampled to one growing sequence;
+nothing that was sampled is decoded and tokenised again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from postrl.contracts import Completion, Message, Sampler, StopReason, Task, Trajectory, Turn
+from postrl.policy.chat import ChatFormat
+
+
+def run_episode(
+    task: Task, env: Any, sampler: Sampler, chat: ChatFormat, *, seed: int, session: int, max_context: int
+) -> Trajectory:
+    """Plays `task` in `env` (a `gymnasium.Env` over text) until it is terminated or truncated.
+
+    Turn k samples with seed `seed + k`. An episode whose context would outgrow `max_context` is truncated.
+    """
+    start = time.perf_counter()
+    try:
+        observation, _ = env.reset(options={"task": task})
+        messages = (Message("system", task.system), Message("user", observation))
+        context_T = prompt_T = chat.opening(messages)
+        turns: list[Turn] = []
+        terminated = truncated = False
+        while True:
+            completion = sampler.sample(context_T, seed=seed + len(turns), session=session)
+            reply = chat.decode(completion.token_T)
+            observation, _, terminated, truncated, info = env.step(reply)
+            turns.append(Turn(prompt_T, completion, reply, info["call"], observation))
+            if terminated or truncated:
+                break
+            prompt_T = chat.continuation(completion.stop is StopReason.STOP, observation)
+            context_T = np.concatenate([context_T, completion.token_T, prompt_T])
+            if len(context_T) >= max_context:
+                truncated = True
+                info = env.unwrapped.abandon()
+                break
+        return Trajectory(
+            task=task,
+            episode_seed=seed,
+            turns=tuple(turns),
+            terminated=terminated,
+            truncated=truncated,
+            artifacts=info["artifacts"],
+            commands=env.unwrapped.commands,
+            sandbox_s=time.perf_counter() - start,
+        )
+    finally:
+        sampler.end(session)
+        env.close()
+
+
+@dataclass
+class ReferenceSampler:
+    """Replays a task's reference replies: how demonstrations are made, through the same episode as everything else."""
+
+    chat: ChatFormat
+    reference: tuple[str, ...]
+    _next: int = field(default=0, init=False)
+
+    def sample(self, token_T: np.ndarray, *, seed: int, session: int) -> Completion:
+        del token_T, seed, session
+        reply_T = self.chat.encode_reply(self.reference[self._next])
+        self._next += 1
+        # Nothing was sampled: version -1, and a log-probability that no ratio may be formed with.
+        return Completion(
+            reply_T, np.full(len(reply_T), np.nan, np.float32), np.full(len(reply_T), -1, np.int32), StopReason.STOP
+        )
+
+    def end(self, session: int) -> None:
+        del session
