@@ -148,15 +148,27 @@ class ToolEnv(gymnasium.Env[str, str]):
             info: dict[str, Any] = {"call": None if isinstance(call, Malformed) else call}
             reward = 0.0
             if terminated or truncated:
-                info["artifacts"] = collect(sandbox, self.record())
-                self.close()
-                if self._verify is not None:
-                    info["verdict"] = self._verify(task, info["artifacts"], self._sandboxes)
+                info |= self.finish()
+                if "verdict" in info:
                     reward = float(info["verdict"].reward)
         except BaseException:
             self.close()
             raise
         return observation, reward, terminated, truncated, info
+
+    def finish(self) -> dict[str, Any]:
+        """Ends the episode as it stands: `{"artifacts"}`, and `"verdict"` where there is a verifier.
+
+        `step` calls it at the end. A player whose context is full calls it itself, which truncates the episode.
+        """
+        task, sandbox = self._task, self._sandbox
+        if task is None or sandbox is None:
+            raise ResetNeeded("no episode is under way: call reset() first")
+        info: dict[str, Any] = {"artifacts": collect(sandbox, self.record())}
+        self.close()
+        if self._verify is not None:
+            info["verdict"] = self._verify(task, info["artifacts"], self._sandboxes)
+        return info
 
     def render(self) -> str | None:
         """The episode so far as plain text, with `render_mode="ansi"`."""

@@ -122,6 +122,14 @@ class Progress:
         """Prints one line, above the panel if there is one."""
         self._console.print(Text(text), soft_wrap=True)
 
+    def finish(self, *shown: RenderableType) -> None:
+        """Ends the live panel and prints what a person reads last."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        for renderable in shown:
+            self._console.print(renderable, soft_wrap=isinstance(renderable, str))
+
     @property
     def waiting_for(self) -> str | None:
         """The longest of the waits that have lasted longer than two seconds: "64 episodes (12 s)"."""

@@ -271,7 +271,8 @@ def read_trajectories(
     """
     rows = []
     for path in _paths(paths):
-        rows += _to_python(pq.read_table(path, columns=None if columns is None else list(columns), partitioning=None))
+        with pq.ParquetFile(path) as file:
+            rows += _to_python(file.read(columns=None if columns is None else list(columns)))
     return rows
 
 

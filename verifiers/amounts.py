@@ -60,7 +60,10 @@ def read_amount(text: str, locale: str = "en") -> Decimal:
         raise ValueError(f"{text!r} is not one amount, such as '1,234', '(12.5%)' or '$1.2 million'")
     if match["suffix"] == "m" and not (match["before"] or match["after"]):
         raise ValueError(f"{text!r} may be metres or millions: write 'M', 'million' or a currency")
-    if bool(match["open"]) != bool(match["close"]) or bool(match["inner_open"]) != bool(match["inner_close"]):
+    num_open, num_closed = (
+        sum(match[name] is not None for name in names) for names in (("open", "inner_open"), ("close", "inner_close"))
+    )
+    if num_open != num_closed:
         raise ValueError(f"{text!r} has an unpaired parenthesis")
     signs = [part for part in (match["open"], match["inner_open"], match["sign"], match["inner_sign"]) if part]
     if len(signs) > 1:

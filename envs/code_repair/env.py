@@ -20,7 +20,8 @@ from postrl.contracts import ExecResult, Sandbox, Task, ToolCall
 
 MAX_FILE_BYTES = 65_536
 _ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""A cached .pyc of equal size from the same second would be run in place of the edited file."""
+_PYTHON = ("python3", "-S", "-B", "-X", "pycache_prefix=/dev/null")
+"""Without cached modules: one of a file with equal size and time would be run in place of the edited file."""
 
 _ERROR_LINE = re.compile(r'^ *File ".*", line (\d+)', re.MULTILINE)
 
@@ -91,6 +92,6 @@ def _rewrite(call: ToolCall, task: Task, sandbox: Sandbox) -> Effect:
 
 
 def _test(task: Task, sandbox: Sandbox) -> Effect:
-    result = sandbox.exec(["python3", "-S", f"test_{task.expected['path']}"], env=_ENV)
+    result = sandbox.exec([*_PYTHON, f"test_{task.expected['path']}"])
     passed = result.exit_code == 0 and result.stdout.endswith(b"passed\n")
     return Effect("passed", done=True) if passed else Effect(explain(result))

@@ -41,7 +41,7 @@ _SIGNED_LABELS = tuple(label for label in LABELS if label[1] in SIGNED)
 
 @dataclass(frozen=True)
 class Problem:
-    """A filing, the year that is asked, the fields, and the other values of that year (by key)."""
+    """A filing, the year that is asked, the fields, and other values of the filing by their keys."""
 
     filing: str
     year: str

@@ -12,6 +12,7 @@ from pathlib import Path
 from postrl.contracts import InfraError
 
 MIN_PYTHON = (3, 11)
+PRINT_VERSION = ("-I", "-S", "-c", "import json, sys; print('%d.%d.%d' % sys.version_info[:3])")
 _INSTALL = {
     "apt-get": "apt-get install -y bubblewrap",
     "dnf": "dnf install -y bubblewrap",
@@ -36,6 +37,11 @@ def find_bwrap() -> str:
     return _find("bwrap", "bubblewrap is not installed. Install it with:  " + as_root(install_command()))
 
 
+def can_disable_userns(bwrap: str) -> bool:
+    """Whether it is bubblewrap 0.8 or newer."""
+    return "--disable-userns" in subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
+
+
 def require_prlimit() -> None:
     """It is looked for where sandboxes will: below /usr, which they share."""
     if not os.access("/usr/bin/prlimit", os.X_OK):
@@ -44,21 +50,20 @@ def require_prlimit() -> None:
         )
 
 
-def find_python(prefix: Path | None) -> str:
-    """The installation whose bin/python3 sandboxes get: the given one, the system's, or the one that runs this.
+def find_python(prefix: Path | None) -> tuple[str, str]:
+    """The installation whose bin/python3 sandboxes get, and its version: the given one, the system's, or our own.
 
     Raises ValueError for a given one without a Python >= 3.11, SandboxUnavailable when neither of the others has one.
     """
     if prefix is not None:
-        if _version(prefix) < MIN_PYTHON:
-            found = ".".join(map(str, _version(prefix)))
-            raise ValueError(
-                f"python_prefix {prefix}: expected an installation with bin/python3 >= 3.11, found {found}"
-            )
-        return str(prefix.resolve())
+        version = _version(prefix)
+        if version is None or _pair(version) < MIN_PYTHON:
+            raise ValueError(f"python_prefix {prefix}: expected bin/python3 >= 3.11 there, found {version}")
+        return str(prefix.resolve()), version
     for candidate in (Path("/usr"), Path(sys.base_prefix).resolve()):
-        if _version(candidate) >= MIN_PYTHON:
-            return str(candidate)
+        version = _version(candidate)
+        if version is not None and _pair(version) >= MIN_PYTHON:
+            return str(candidate), version
     raise SandboxUnavailable(
         f"no Python >= 3.11 for sandboxes: neither /usr/bin/python3 nor {sys.base_prefix}/bin/python3 is one; "
         "pass python_prefix"
@@ -66,7 +71,7 @@ def find_python(prefix: Path | None) -> str:
 
 
 def require_own_process_count(drops_uid: bool) -> None:
-    """Before Linux 5.14 RLIMIT_NPROC counts all processes of the host's user: the trainer's own threads, without root."""
+    """Without root, before Linux 5.14, RLIMIT_NPROC counts all of the host user's processes, the trainer's too."""
     release = os.uname().release
     version = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
     if not drops_uid and version < (5, 14):
@@ -96,8 +101,9 @@ def explain(error: str) -> str:
     if remedies:
         return f"{error.strip()}\nThis machine forbids user namespaces. Allow them with:  {' && '.join(remedies)}"
     return (
-        f"{error.strip()}\nUser namespaces or mounts may be forbidden here. In a container, start it with --privileged, "
-        "or with --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+        f"{error.strip()}\nUser namespaces or mounts may be forbidden here. In a container, start it with "
+        "--privileged, or with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+        "--security-opt systempaths=unconfined"
     )
 
 
@@ -108,15 +114,16 @@ def _find(program: str, otherwise: str) -> str:
     return os.path.realpath(path)
 
 
-def _version(prefix: Path) -> tuple[int, ...]:
-    """(0,) when there is no Python."""
+def _version(prefix: Path) -> str | None:
+    """`3.11.7`; None when there is no Python."""
     try:
         answer = subprocess.run(
-            [prefix / "bin/python3", "-I", "-S", "-c", "import sys; print(*sys.version_info[:2])"],
-            capture_output=True,
-            check=True,
-            timeout=60,
+            [prefix / "bin/python3", *PRINT_VERSION], capture_output=True, check=True, timeout=60, text=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return (0,)
-    return tuple(map(int, answer.stdout.split()))
+        return None
+    return answer.stdout.strip()
+
+
+def _pair(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

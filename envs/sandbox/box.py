@@ -31,8 +31,7 @@ _END_TIMEOUT_S = 60.0
 
 
 class BubblewrapSandbox:
-    """One sandbox; see `postrl.contracts.Sandbox`. Thread-safe: commands and file operations take turns, `close`
-    interrupts.
+    """See `postrl.contracts.Sandbox`. Thread-safe: commands and file operations take turns, `close` interrupts.
 
     Exit codes are a shell's: 126 can't be executed, 127 not found, 128 + n ended by signal n.
     """
@@ -47,7 +46,7 @@ class BubblewrapSandbox:
         self._commands: list[CommandRecord] = []
         self._closed = False
         self._lost: str | None = None
-        self._release = weakref.finalize(self, _release, connection, work)
+        self._finalizer = weakref.finalize(self, _release, connection, work)
 
     @property
     def commands(self) -> tuple[CommandRecord, ...]:
@@ -80,6 +79,9 @@ class BubblewrapSandbox:
             except (OSError, InfraError) as error:
                 self._lost = "it was closed" if self._closed else str(error)
                 raise InfraError(f"sandbox lost while it ran {argv[0]!r}: {self._lost}") from error
+            except BaseException:
+                self._lost = f"the thread that ran {argv[0]!r} in it was interrupted"
+                raise
             self._commands.append(recorded(argv, result))
         return result
 
@@ -105,8 +107,7 @@ class BubblewrapSandbox:
             return paths.read(self._work, path, max_bytes)
 
     def list(self) -> tuple[str, ...]:
-        """See `Sandbox.list`. Names that aren't UTF-8 and directories that their owner may not list are left out
-        too."""
+        """See `Sandbox.list`. Names that aren't UTF-8 and directories that their owner may not list are left out."""
         with self._lock:
             self._require_open()
             return tuple(sorted(paths.walk(self._work)))
@@ -128,7 +129,7 @@ class BubblewrapSandbox:
             except OSError:  # reset: the zygote is gone, and everything with it
                 pass
             finally:
-                self._release()
+                self._finalizer()
 
     def __enter__(self) -> BubblewrapSandbox:
         return self

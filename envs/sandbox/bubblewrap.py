@@ -26,36 +26,50 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from envs.sandbox import paths
-from envs.sandbox.availability import SandboxUnavailable, explain, find_bwrap, find_python, require_own_process_count, require_prlimit
+from envs.sandbox.availability import (
+    PRINT_VERSION,
+    SandboxUnavailable,
+    can_disable_userns,
+    explain,
+    find_bwrap,
+    find_python,
+    require_own_process_count,
+    require_prlimit,
+)
 from envs.sandbox.box import BubblewrapSandbox
 from envs.sandbox.keeper import cgroups, seccomp, wire
-from envs.sandbox.keeper.serve import Options
+from envs.sandbox.keeper.box import Options
 from envs.sandbox.zygote_process import ZygoteProcess
 from postrl.contracts import Files, InfraError, Resources
 
 _START_TIMEOUT_S = 60.0
-_RESERVED = {"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "dev", "proc", "sys", "work", "tmp"}
+_MIN_MEMORY_MB = 16
+_CALLERS_ERRORS = {errno.ENOSPC, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 class BubblewrapFactory:
     """Makes sandboxes. Thread-safe; one small process of its own stays until `close`, or this process's end.
 
-    `python_prefix`: the Python installation that sandboxes get (its bin/python3 must be >= 3.11); None: the system's if new
-    enough, else the one that runs this process. `control_groups`: False leaves memory and processes to rlimits and the
-    watch. Raises SandboxUnavailable, which says what to install or to allow, when this machine can't make sandboxes.
+    `python_prefix`: the Python installation that sandboxes get (its bin/python3 must be >= 3.11); None: the system's if
+    new enough, else the one that runs this process. `control_groups`: False leaves memory and processes to rlimits and
+    the watch. Raises SandboxUnavailable, which says what to install or to allow, where there can be no sandboxes.
     """
 
     def __init__(self, *, python_prefix: Path | None = None, control_groups: bool = True):
         require_prlimit()
+        prefix, self._python_version = find_python(python_prefix)
+        bwrap = find_bwrap()
         self._options = Options(
-            bwrap=find_bwrap(),
-            python_prefix=find_python(python_prefix),
+            bwrap=bwrap,
+            can_disable_userns=can_disable_userns(bwrap),
+            python_prefix=prefix,
             cgroups=cgroups.detect() if control_groups else {},
+            group_name="",
         )
         cgroups.collect_stale(self._options.cgroups)
         self._lock = threading.Lock()
@@ -72,8 +86,9 @@ class BubblewrapFactory:
         not absolute or lie in a system directory, /work or /tmp.
         """
         resources = resources or Resources()
+        _require_usable(resources)
         read_only_files = _flattened(read_only or {})
-        connection = self._connect(_request(f"{self._owner}-{secrets.token_hex(4)}", resources, read_only_files))
+        connection = self._connect(_request(resources))
         try:
             connection.settimeout(_START_TIMEOUT_S)
             hello, handles = wire.receive(connection)
@@ -89,16 +104,18 @@ class BubblewrapFactory:
         work, root = handles
         sandbox = BubblewrapSandbox(connection, work, resources, hello["uid"])
         try:
+            _require_free(root, read_only or {})
             paths.write_all(work, files, hello["uid"])
             paths.write_all(root, read_only_files, None)
         except OSError as error:
             sandbox.close()
-            if error.errno != errno.ENOSPC:
-                raise
-            size = sum(map(len, files.values()))
-            raise ValueError(
-                f"{len(files)} files of {size} bytes don't fit the sandbox's {resources.disk_mb} MiB; raise Resources.disk_mb"
-            ) from error
+            if error.errno in _CALLERS_ERRORS:
+                size = sum(map(len, files.values()))
+                raise ValueError(
+                    f"{len(files)} files of {size} bytes can't be laid out in {resources.disk_mb} MiB: {error}; "
+                    "raise Resources.disk_mb, shorten a name, or see whether a path is both a file and a directory"
+                ) from error
+            raise InfraError(f"no sandbox: its files could not be written: {error}") from error
         except BaseException:
             sandbox.close()
             raise
@@ -116,7 +133,7 @@ class BubblewrapFactory:
         processes = f" and cgroup v{version}" if {"pids", "unified"} & set(grouped) else ""
         return {
             "backend": self._options.bwrap,
-            "python": f"{self._options.python_prefix}/bin/python3",
+            "python": f"{self._python_version} of {self._options.python_prefix}",
             "user": "a host user a sandbox" if self._zygote.drops_uid else "the caller's user, in a user namespace",
             "wall time": "the caller's clock",
             "cpu time": "RLIMIT_CPU, for each process",
@@ -126,6 +143,7 @@ class BubblewrapFactory:
             "disk": "size and inodes of a tmpfs",
             "output": "counted and dropped while read",
             "system calls": "seccomp" if seccomp.program() else f"no filter for {os.uname().machine}",
+            "user namespaces inside": "none" if self._options.can_disable_userns else "possible (bubblewrap < 0.8)",
             "network": "network namespace without interfaces but lo",
         }
 
@@ -133,40 +151,42 @@ class BubblewrapFactory:
         """Ends every sandbox of this factory and its process. May be called twice."""
         with self._lock:
             self._closed = True
-            self._zygote.close()
+            if self._pid == os.getpid():
+                self._zygote.close()
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._owner = cgroups.owner_name(self._pid)
+        group_name = f"{cgroups.owner_name(self._pid)}-{secrets.token_hex(4)}"
         try:
-            self._zygote = ZygoteProcess(self._options)
+            self._zygote = ZygoteProcess(replace(self._options, group_name=group_name))
         except InfraError as error:
             raise SandboxUnavailable(f"no sandbox can be made here: {explain(str(error))}") from error
-        require_own_process_count(self._zygote.drops_uid)
+        try:
+            require_own_process_count(self._zygote.drops_uid)
+        except SandboxUnavailable:
+            self._zygote.close()
+            raise
 
     def _prove(self) -> None:
         try:
             with self.create({}) as sandbox:
-                result = sandbox.exec(["python3", "-I", "-S", "-c", "import json, sys; print(*sys.version_info[:2])"])
+                result = sandbox.exec(["python3", *PRINT_VERSION])
         except InfraError as error:
             self.close()
             raise SandboxUnavailable(f"no sandbox can be made here: {explain(str(error))}") from error
-        if result.exit_code != 0:
+        if result.stdout.decode(errors="replace").strip() != self._python_version:
             self.close()
-            stderr = result.stderr.decode(errors="replace").strip()
             raise SandboxUnavailable(
-                f"the Python of {self._options.python_prefix} doesn't run in a sandbox ({stderr}); pass another python_prefix"
+                f"Python {self._python_version} of {self._options.python_prefix} doesn't run in a sandbox, "
+                f"which answers {result}; pass another python_prefix"
             )
 
-    def _connect(self, request: dict[str, Any]) -> socket.socket:
-        """A connection to a new keeper; a zygote that is gone (the host's memory ran out, say) is replaced once."""
+    def _connect(self, request: dict[str, int]) -> socket.socket:
+        """A connection to a new keeper; the zygote is replaced when it is gone, or another process's."""
         with self._lock:
             if self._closed:
                 raise ValueError("this factory is closed: make another one")
-            if self._pid != os.getpid():
-                self._zygote.forget()
-                self._start()
-            elif not self._zygote.is_alive():
+            if self._pid != os.getpid() or not self._zygote.is_alive():
                 self._start()
             zygote = self._zygote
         try:
@@ -175,15 +195,23 @@ class BubblewrapFactory:
             raise InfraError(f"no sandbox: the process that makes them is gone ({error})") from error
 
 
-def _request(name: str, resources: Resources, read_only: Files) -> dict[str, Any]:
-    """What a keeper needs to know to set a sandbox up. Pages are 4 KiB or more; each file takes whole ones."""
+def _require_usable(resources: Resources) -> None:
+    for name, least in (("timeout_s", 1e-3), ("cpu_s", 1), ("disk_mb", 1), ("file_mb", 1), ("num_processes", 1)):
+        if getattr(resources, name) < least:
+            raise ValueError(f"Resources.{name} is {getattr(resources, name)}; expected at least {least}")
+    if resources.memory_mb < _MIN_MEMORY_MB or resources.output_bytes < 0:
+        raise ValueError(
+            f"Resources.memory_mb is {resources.memory_mb} and output_bytes {resources.output_bytes}; expected at "
+            f"least {_MIN_MEMORY_MB}, below which no program starts, and 0"
+        )
+
+
+def _request(resources: Resources) -> dict[str, int]:
+    """What a keeper needs to know to become the keeper of such a sandbox."""
     disk_bytes = resources.disk_mb << 20
     return {
-        "name": name,
         "disk_bytes": disk_bytes,
-        "num_inodes": max(disk_bytes >> 10, 1024),
-        "read_only_bytes": sum(len(data) + 65_536 for data in read_only.values()),
-        "read_only_inodes": sum(path.count("/") + 1 for path in read_only),
+        "num_inodes": disk_bytes >> 10,
         "memory_bytes": (resources.memory_mb << 20) + disk_bytes,
         "num_processes": resources.num_processes,
     }
@@ -191,11 +219,15 @@ def _request(name: str, resources: Resources, read_only: Files) -> dict[str, Any
 
 def _flattened(read_only: Mapping[str, Files]) -> dict[str, bytes]:
     """Files below the sandbox's root directory, by relative path."""
-    flat: dict[str, bytes] = {}
-    for top, files in read_only.items():
-        if not top.startswith("/") or top.split("/")[1] in {"", *_RESERVED}:
+    return {f"{top.strip('/')}/{path}": data for top, files in read_only.items() for path, data in files.items()}
+
+
+def _require_free(root: int, places: Iterable[str]) -> None:
+    """What exists in a sandbox's root directory from the start belongs to all sandboxes, or is mounted over."""
+    taken = set(os.listdir(root))
+    for place in places:
+        if not place.startswith("/") or place.split("/")[1] in {"", *taken}:
             raise ValueError(
-                f"read_only path {top!r}: expected an absolute path outside of /work, /tmp and the system's directories, such as '/verify'"
+                f"read_only path {place!r}: expected an absolute path outside of {', '.join(sorted(taken))}, "
+                "such as '/verify'"
             )
-        flat |= {f"{top.strip('/')}/{path}": data for path, data in files.items()}
-    return flat

@@ -28,6 +28,9 @@ _NUM_OPEN_FILES = 256
 _CPU_ENDINGS = (128 + signal.SIGXCPU, 128 + signal.SIGKILL)
 """The soft limit's signal, and the hard limit's for a program that ignores it."""
 
+_CPU_SHARE = 0.5
+"""Of the limit must be used up for those to be its doing: it is enforced by ticks, and reported precisely."""
+
 
 def execute(
     connection: socket.socket,
@@ -70,7 +73,7 @@ def execute(
 
 
 def _follow(connection: socket.socket, outputs: list[Output], timeout_s: float) -> tuple[dict[str, Any], str | None]:
-    """Reads the output until the command has ended, making it end if it must: the keeper's report, and why it was stopped.
+    """Reads the output until the command has ended, or must end: the keeper's report, and why it was stopped.
 
     The clock starts when the command's processes exist, so that a busy host doesn't eat into the policy's time.
     """
@@ -120,7 +123,7 @@ def _ending(
         return "output", None
     if ended["memory"]:
         return "memory", None
-    if exit_code in _CPU_ENDINGS and ended["cpu_s"] >= 0.95 * resources.cpu_s:
+    if exit_code in _CPU_ENDINGS and ended["cpu_s"] >= _CPU_SHARE * resources.cpu_s:
         return "cpu", None
     if exit_code is not None:
         return None, exit_code

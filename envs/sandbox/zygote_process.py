@@ -1,20 +1,21 @@
-"""The trainer's end of the zygote: starts it, asks it for keepers, ends it. See `envs.sandbox.keeper` for what it
-is."""
+"""The trainer's end of the zygote: starts it, asks it for keepers, ends it. What it is: `envs.sandbox.keeper`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from envs.sandbox.keeper import wire
-from envs.sandbox.keeper.serve import Options
+from envs.sandbox.keeper.box import Options
 from postrl.contracts import InfraError
 
 _FOLDER = Path(__file__).resolve().parent
@@ -41,9 +42,14 @@ class ZygoteProcess:
             cwd="/",
         )
         theirs.close()
-        ours.settimeout(_START_TIMEOUT_S)
-        hello, _ = wire.receive(ours)
-        ours.settimeout(None)
+        self._finalizer = weakref.finalize(self, _end, ours, self._process, os.getpid())
+        hello: dict[str, Any] | None
+        try:
+            ours.settimeout(_START_TIMEOUT_S)
+            hello, _ = wire.receive(ours)
+            ours.settimeout(None)
+        except TimeoutError:
+            hello = {"error": f"the zygote did not answer in {_START_TIMEOUT_S:g} s"}
         if hello is None or "error" in hello:
             self.close()
             raise InfraError(hello["error"] if hello else f"the zygote ended with status {self._process.returncode}")
@@ -65,10 +71,13 @@ class ZygoteProcess:
 
     def close(self) -> None:
         """Ends the zygote and with it every sandbox of it. May be called twice."""
-        self._control.close()
-        self._process.wait()
+        self._finalizer()
 
-    def forget(self) -> None:
-        """Lets go of a zygote that belongs to the parent of this (forked) process, without ending it."""
-        self._control.close()
-        self._process.returncode = 0  # not our child: there is nothing to wait for
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes], owner_pid: int) -> None:
+    if os.getpid() == owner_pid:  # a forked child must not end what its parent uses
+        with contextlib.suppress(OSError):
+            # Not just closed: forked children may hold copies of this socket.
+            control.shutdown(socket.SHUT_RDWR)
+        process.wait()
+    control.close()

@@ -54,8 +54,6 @@ class Episode:
     """bool [T]: sampled by the policy, so a loss token."""
     logprob_T: np.ndarray
     """float32 [T]: under the sampling policy; 0 where nothing was sampled."""
-    prompt_length: int
-    """Leading tokens that the whole group shares."""
     advantage: float
 
 
@@ -66,8 +64,18 @@ def episode(trajectory: Trajectory, advantage: float) -> Episode:
         sampled += [np.zeros(len(turn.prompt_T), bool), np.ones(len(turn.completion.token_T), bool)]
         logprobs += [np.zeros(len(turn.prompt_T), np.float32), turn.completion.logprob_T]
     return Episode(
-        np.concatenate(tokens), np.concatenate(sampled), np.concatenate(logprobs), len(trajectory.turns[0].prompt_T), advantage
+        np.concatenate(tokens), np.concatenate(sampled), np.concatenate(logprobs), advantage
     )
+
+
+def shared_length(group: Sequence[Episode]) -> int:
+    """Leading tokens that all members share and none of them sampled."""
+    length = min(int(np.argmax(member.sampled_T)) for member in group)
+    first_T = group[0].token_T[:length]
+    for member in group[1:]:
+        differs = np.flatnonzero(member.token_T[:length] != first_T[:length])
+        length = int(differs[0]) if len(differs) else length
+    return length
 
 
 @dataclass(frozen=True)
@@ -105,41 +113,52 @@ def pack(groups: Sequence[Sequence[Episode]], shapes: Sequence[RowShape], max_ro
     return TrainBatch(stacked, np.int32(len(rows)), np.int32(stacked.mask_N.sum()))
 
 
-_Part = list[Episode]
-"""Episodes that share one prompt segment."""
+@dataclass(frozen=True)
+class _Part:
+    """Episodes that share one prompt segment, and what they take up in a row."""
+
+    prompt_length: int
+    members: list[Episode]
+    num_tokens: int
+    num_targets: int
+
+
+def empty_batch(shape: RowShape, max_rows: int) -> TrainBatch:
+    """A batch of padding, to compile a step with."""
+    row = _build_row([], shape)
+    rows = Row(*(np.stack([getattr(row, f)] * max_rows) for f in Row.__dataclass_fields__))
+    return TrainBatch(rows, np.int32(0), np.int32(0))
 
 
 def _assign(groups: Sequence[Sequence[Episode]], shape: RowShape) -> list[list[_Part]] | None:
     """Rows of parts; None when some episode is too long for the shape."""
-    parts: list[tuple[int, int, _Part]] = []
+    parts: list[_Part] = []
     for group in groups:
-        part: _Part = []
-        tokens = targets = 0
+        prompt_length = shared_length(group)
+        members: list[Episode] = []
+        tokens, targets = prompt_length, 0
         for member in group:
-            tail, loss_tokens = len(member.token_T) - member.prompt_length, int(member.sampled_T.sum())
+            tail, loss_tokens = len(member.token_T) - prompt_length, int(member.sampled_T.sum())
             if len(member.token_T) > shape.num_tokens or loss_tokens > shape.num_targets:
                 return None
-            if part and (tokens + tail > shape.num_tokens or targets + loss_tokens > shape.num_targets):
-                parts.append((tokens, targets, part))
-                part, tokens, targets = [], 0, 0
-            if not part:
-                tokens = member.prompt_length
-            part.append(member)
+            if members and (tokens + tail > shape.num_tokens or targets + loss_tokens > shape.num_targets):
+                parts.append(_Part(prompt_length, members, tokens, targets))
+                members, tokens, targets = [], prompt_length, 0
+            members.append(member)
             tokens, targets = tokens + tail, targets + loss_tokens
-        if part:
-            parts.append((tokens, targets, part))
+        parts.append(_Part(prompt_length, members, tokens, targets))
     rows: list[list[_Part]] = []
     room: list[tuple[int, int]] = []
-    for tokens, targets, part in sorted(parts, key=lambda p: -p[0]):
+    for part in sorted(parts, key=lambda p: -p.num_tokens):
         for i, (free_tokens, free_targets) in enumerate(room):
-            if tokens <= free_tokens and targets <= free_targets:
+            if part.num_tokens <= free_tokens and part.num_targets <= free_targets:
                 break
         else:
             i = len(rows)
             rows.append([])
             room.append((shape.num_tokens, shape.num_targets))
         rows[i].append(part)
-        room[i] = (room[i][0] - tokens, room[i][1] - targets)
+        room[i] = (room[i][0] - part.num_tokens, room[i][1] - part.num_targets)
     return rows
 
 
@@ -158,15 +177,15 @@ def _build_row(parts: Iterable[_Part], shape: RowShape) -> Row:
     )
     t = n = segment = 0
     for part in parts:
-        prompt_length = part[0].prompt_length
+        prompt_length = part.prompt_length
         segment += 1
         prompt_segment, prompt_start = segment, t
         prompt = slice(t, t + prompt_length)
-        row.token_T[prompt] = part[0].token_T[:prompt_length]
+        row.token_T[prompt] = part.members[0].token_T[:prompt_length]
         row.position_T[prompt] = np.arange(prompt_length)
         row.segment_T[prompt] = segment
         t += prompt_length
-        for member in part:
+        for member in part.members:
             segment += 1
             tail_length = len(member.token_T) - prompt_length
             tail = slice(t, t + tail_length)

@@ -187,7 +187,7 @@ def line_chart(
     positions = _spread([plane.y(y) for _, y in ends], _FONT + 2, _TOP, height - _BOTTOM)
     for (line, last), y in zip(ends, positions, strict=True):
         text = f"{line.name} {y_text(last)}" if named else y_text(last)
-        parts.append(tag("text", text, x=width - right + 8, y=y + 4, class_="end", fill=line.color))
+        parts.append(tag("text", text, x=width - right + 8, y=y + 4, class_="end", style=f"fill: {line.color}"))
     return _svg(label, width, height, parts)
 
 
@@ -223,7 +223,7 @@ def stacked_bars(
     for number, (name, y) in enumerate(zip(names, _spread(middles, _FONT + 2, _TOP, height - _BOTTOM), strict=True)):
         parts.append(
             tag("text", f"{name} {short(medians[name])}", x=width - right + 8, y=y + 4, class_="end",
-                fill=series_color(number))
+                style=f"fill: {series_color(number)}")
         )  # fmt: skip
     return _svg(label, width, height, parts)
 

@@ -27,6 +27,8 @@ def cost(run: RunData) -> Html:
     summary = run.summary or {}
     phases_s: Mapping[str, float] = summary.get("phases_s") or {}
     overall, parts = results(run)
+    if not phases_s and not run.episodes.num_rows:
+        return tag("p", "Nothing has been spent yet.", class_="muted")
     return joined(
         [
             _phase_bar(phases_s, summary.get("wall_s")) if phases_s else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from postrl.report.charts import (
     Series,
@@ -51,7 +51,11 @@ def curves(run: RunData) -> Html:
             ]
             chart = line_chart(title, lines, y_range=(0, 1), y_text=percent if prefix == "success." else short)
             figures.append(_figure(title, "by domain; bold: running mean", chart) if lines else None)
-        seconds = {name: [value or 0.0 for value in values] for name, values in _by_prefix(columns, "seconds.").items()}
+        seconds = {
+            name: [value or 0.0 for value in values]
+            for name, values in _by_prefix(columns, "seconds.").items()
+            if name != "total"
+        }
         figures.append(
             _figure("Seconds a step", "by stage; the names carry medians", stacked_bars("Seconds", steps, seconds))
         )
@@ -70,5 +74,19 @@ def curves(run: RunData) -> Html:
         [
             tag("p", "Not finite: " + "; ".join(broken[:8]) + ".", class_="bad") if broken else None,
             tag("div", shown, class_="charts"),
+            _others(steps, columns),
         ]
     )
+
+
+def _others(steps: Sequence[int], columns: Mapping[str, list[float | None]]) -> Html | None:
+    """Every other metric of the RL phase, whatever an experiment logged, folded away."""
+    drawn = {name for _, name, _ in _SINGLE}
+    figures = [
+        _figure(name, "", line_chart(name, [Series(name, steps, values, series_color(7))]))
+        for name, values in columns.items()
+        if name not in drawn and not name.startswith(("success.", "reward.", "seconds."))
+    ]
+    if not any(figures):
+        return None
+    return tag("details", tag("summary", "all other metrics"), tag("div", figures, class_="charts"), class_="others")

@@ -68,10 +68,9 @@ def _said(who: str, text: str | None, *, class_: str = "said", flag: str | None 
 
 def _episode(label: str, row: Mapping[str, Any], *, opened: bool = False) -> Html:
     reward = row["reward"]
-    facts = (
-        f"step {row['step']} · {row['num_turns']} turns · {row['num_policy_tokens']} tokens · "
-        f"{row['sandbox_s'] or 0:.1f} s in the sandbox"
-    )
+    turns = "1 turn" if row["num_turns"] == 1 else f"{row['num_turns']} turns"
+    sandbox_s = row["sandbox_s"] or 0.0
+    facts = f"step {row['step']} · {turns} · {row['num_policy_tokens']} tokens · {sandbox_s:.1f} s in the sandbox"
     summary = tag(
         "summary",
         tag("span", f"{label} · {row['domain']} / {row['kind']}"),

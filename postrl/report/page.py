@@ -59,7 +59,7 @@ def _facts(run: RunData) -> str:
         ("num_faults", "faults"),
     ):
         if key in summary:
-            facts.append(f"{summary[key]:,.0f} {label}")
+            facts.append(f"{summary[key]:,.0f} {label.removesuffix('s') if summary[key] == 1 else label}")
     return " · ".join(facts)
 
 
@@ -74,9 +74,16 @@ def _notes(run: RunData) -> Html | None:
         notes.append(
             f"Committed: {', '.join(committed) or 'nothing yet'}. The same command resumes the run from there."
         )
-    if not notes:
+    failed = [
+        f"The audit failed: {check.get('sentence') or check.get('name')}"
+        for check in (run.audit or {}).get("checks") or []
+        if check.get("status") == "failed"
+    ]
+    if not notes and not failed:
         return None
-    return tag("div", [tag("p", note) for note in notes], class_="notes")
+    return tag(
+        "div", [tag("p", said, class_="bad") for said in failed], [tag("p", note) for note in notes], class_="notes"
+    )
 
 
 def render_report(run: RunData) -> str:

@@ -71,7 +71,7 @@ def _verdict_line(run: RunData, overall: DomainResult) -> Html:
     if "rl" not in overall.stages or gained is None:
         last = list(overall.stages)[-1]
         return tag(
-            "p", f"So far: {STAGE_NAMES[last]} solves {percent(overall.stages[last].value)}{on}. Reinforcement "
+            "p", f"So far the {STAGE_NAMES[last]} solves {percent(overall.stages[last].value)}{on}. Reinforcement "
             "learning hasn't been evaluated.", class_="verdict-line",
         )  # fmt: skip
     before = "the cold start" if "cold_start" in overall.stages else "the base"
@@ -101,6 +101,8 @@ def _points(before: float | None, after: float | None) -> Html:
 
 def domains(run: RunData) -> Html:
     overall, parts = results(run)
+    if not overall.stages:
+        return tag("p", "No evaluation has been finished.", class_="muted")
     rows = []
     for result in (*parts, overall):
         before = result.stages.get("cold_start") or result.stages.get("base")

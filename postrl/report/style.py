@@ -59,8 +59,7 @@ figcaption small { font-weight: 400; color: var(--muted); margin-left: 8px; font
 svg.chart { width: 100%; height: auto; display: block; overflow: visible; }
 svg text { font-size: 11px; font-family: inherit; fill: var(--ink); }
 svg .tick { fill: var(--muted); }
-svg .end { font-weight: 600; fill: inherit; }
-svg text.end { fill: revert-layer; }
+svg .end { font-weight: 600; }
 svg .row-name { font-size: 12.5px; }
 svg .grid { stroke: var(--grid); stroke-width: 1; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
@@ -90,6 +89,8 @@ td.kind { padding-left: 16px; }
 }
 .check > div { min-width: 0; }
 .check .status { font-weight: 620; font-size: 13.5px; }
+details.others { margin-top: 26px; }
+details.others > summary { margin-bottom: 18px; }
 details summary { cursor: pointer; color: var(--muted); font-size: 13.5px; }
 details summary:hover { color: var(--ink); }
 pre, code { font: 12.8px/1.5 ui-monospace, "SF Mono", "Cascadia Mono", "DejaVu Sans Mono", Menlo, monospace; }

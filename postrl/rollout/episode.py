@@ -6,7 +6,6 @@ nothing that was sampled is decoded and tokenised again.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +22,6 @@ def run_episode(
 
     Turn k samples with seed `seed + k`. An episode whose context would outgrow `max_context` is truncated.
     """
-    start = time.perf_counter()
     try:
         observation, _ = env.reset(options={"task": task})
         messages = (Message("system", task.system), Message("user", observation))
@@ -41,7 +39,7 @@ def run_episode(
             context_T = np.concatenate([context_T, completion.token_T, prompt_T])
             if len(context_T) >= max_context:
                 truncated = True
-                info = env.unwrapped.abandon()
+                info = env.unwrapped.finish()
                 break
         return Trajectory(
             task=task,
@@ -51,7 +49,7 @@ def run_episode(
             truncated=truncated,
             artifacts=info["artifacts"],
             commands=env.unwrapped.commands,
-            sandbox_s=time.perf_counter() - start,
+            sandbox_s=env.unwrapped.sandbox_s,
         )
     finally:
         sampler.end(session)

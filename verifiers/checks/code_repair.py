@@ -64,4 +64,5 @@ def describe(error):
     return f"{type(error).__name__}{place}: {text}"[:200]
 
 
-main()
+if __name__ == "__main__":
+    main()

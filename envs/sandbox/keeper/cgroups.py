@@ -1,19 +1,23 @@
 """Control groups, versions 1 and 2: memory and processes of all commands of one sandbox together.
 
-Optional: where no group can be made, rlimits and the watch (`watch.py`) stand alone. A group is a directory that
-outlives a crash, so its name carries the owner's pid and start time, and `collect_stale` removes those of owners that
-are gone.
+Optional: where no group can be made, rlimits and the keeper's own look at the processes (`usage.py`) stand alone. A
+group is a directory that outlives a crash, so its name carries the owner's pid and start time, and `collect_stale`
+removes those of owners that are gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 
 PREFIX = "postrl-"
+_OWNED = re.compile(PREFIX + r"(?P<namespace>\d+)-(?P<pid>\d+)-(?P<ticks>\d+)-")
 _LIMITS = {
     1: {"memory.limit_in_bytes": "memory", "memory.memsw.limit_in_bytes": "memory", "pids.max": "pids"},
     2: {"memory.max": "memory", "memory.swap.max": "none", "pids.max": "pids"},
@@ -42,12 +46,12 @@ def detect() -> dict[str, str]:
         if kind == "cgroup" and len(wanted) == 1:
             (controller,) = wanted
             parent = _below(mount, root, own.get(controller, "/"))
-            if _can_create(parent):
+            if _is_usable(parent):
                 found[controller] = parent
         elif kind == "cgroup2":
             parent = _below(mount, root, own.get("", "/"))
             while parent.startswith(mount):
-                if {"memory", "pids"} <= set(_read(f"{parent}/cgroup.subtree_control").split()) and _can_create(parent):
+                if {"memory", "pids"} <= set(_read(f"{parent}/cgroup.subtree_control").split()) and _is_usable(parent):
                     return {"unified": parent}
                 parent = os.path.dirname(parent)
     return found
@@ -60,19 +64,27 @@ def group_of(parents: dict[str, str], name: str) -> Group | None:
     return Group(2 if "unified" in parents else 1, tuple(f"{parent}/{PREFIX}{name}" for parent in parents.values()))
 
 
-def create(group: Group, memory_bytes: int, num_processes: int) -> None:
-    """Makes the group, limits it and moves the calling process in; what that starts is born there.
+def create(group: Group) -> None:
+    """Makes the group and moves the calling process in; what that starts is born there.
 
     Moving takes milliseconds (the kernel waits for all of its readers), so it is done once a sandbox and not once a
     command.
     """
-    limits = _LIMITS[group.version]
     for directory in group.directories:
         os.mkdir(directory)
-        for name, kind in limits.items():
-            if os.path.exists(f"{directory}/{name}"):
-                _write(f"{directory}/{name}", {"memory": memory_bytes, "pids": num_processes, "none": 0}[kind])
         _write(f"{directory}/cgroup.procs", 0)
+
+
+def limit(group: Group, memory_bytes: int, num_processes: int) -> None:
+    limits = {"memory": memory_bytes, "pids": num_processes, "none": 0}
+    for directory in group.directories:
+        for name, kind in _LIMITS[group.version].items():
+            if os.path.exists(f"{directory}/{name}"):
+                _write(f"{directory}/{name}", limits[kind])
+
+
+def limits_memory(group: Group) -> bool:
+    return group.version == 2 or any(os.path.exists(f"{one}/memory.limit_in_bytes") for one in group.directories)
 
 
 def oom_kills(group: Group) -> int:
@@ -105,30 +117,30 @@ def collect_stale(parents: dict[str, str]) -> list[str]:
     removed = []
     for parent in parents.values():
         for name in os.listdir(parent):
-            owner = name.removeprefix(PREFIX).split("-")
-            if (
-                not name.startswith(PREFIX)
-                or owner[0] != _pid_namespace()
-                or str(_start_ticks(int(owner[1]))) == owner[2]
-            ):
+            match = _OWNED.match(name)
+            if match is None or match["namespace"] != _pid_namespace():
                 continue
-            _remove(f"{parent}/{name}")
-            removed.append(f"{parent}/{name}")
+            if str(_start_ticks(int(match["pid"]))) == match["ticks"]:
+                continue
+            with contextlib.suppress(PermissionError):  # another user's
+                _remove(f"{parent}/{name}")
+                removed.append(f"{parent}/{name}")
     return removed
 
 
 def _remove(directory: str) -> None:
     deadline = time.monotonic() + 2.0
-    while os.path.isdir(directory):
+    while True:
         for member in _read(f"{directory}/cgroup.procs").split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(member), signal.SIGKILL)
         try:
             os.rmdir(directory)
+            return
         except FileNotFoundError:
             return
-        except OSError:  # EBUSY until the last process has really gone
-            if time.monotonic() > deadline:
+        except OSError as error:  # busy until the last process has really gone
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.001)
 
@@ -170,14 +182,16 @@ def _below(mount: str, root: str, path: str) -> str:
     return (mount + "/" + inside.strip("/")).rstrip("/")
 
 
-def _can_create(parent: str) -> bool:
+def _is_usable(parent: str) -> bool:
+    """Whether a group can be made there and joined: both may be somebody else's to allow."""
     probe = f"{parent}/{PREFIX}{owner_name(os.getpid())}-probe"
     try:
         os.mkdir(probe)
-        os.rmdir(probe)
     except OSError:
         return False
-    return True
+    joined = subprocess.run(["sh", "-c", 'echo 0 > "$1/cgroup.procs"', "sh", probe], stderr=subprocess.DEVNULL)
+    _remove(probe)
+    return joined.returncode == 0
 
 
 def _read(path: str) -> str:

@@ -9,18 +9,16 @@ import resource
 import select
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import cgroups, kernel, wire
-from .watch import anonymous_bytes
-
-if TYPE_CHECKING:
-    from .serve import Box
+from .box import Box
+from .usage import Usage, observe
 
 _WATCH_MS = 50
 _ISOLATION = (
     *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-    *("--disable-userns", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
+    *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
     *("--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"),
 )
 _OUTSIDE_ENVIRONMENT: dict[str, str] = {}
@@ -37,43 +35,57 @@ def run(connection: socket.socket, box: Box, message: dict[str, Any], stdout: in
     os.chmod(f"{box.disk}/work", 0o755)
     oom_kills = cgroups.oom_kills(box.group) if box.group else 0
     status_read, status_write = os.pipe()
+    keeper = os.getpid()
     try:
         child = os.fork()
     except OSError as error:
         wire.close_all([stdout, stderr, status_read, status_write])
-        return {
-            "op": "ended",
-            "exit_code": None,
-            "error": f"fork: {error}",
-            "cpu_s": 0.0,
-            "max_rss_mb": 0.0,
-            "memory": False,
-        }
+        return _ended(error=f"fork: {error}")
     if child == 0:
-        _become_bwrap(box, message, stdout, stderr, status_write)
+        _become_bwrap(box, message, stdout, stderr, status_write, keeper)
     wire.close_all([stdout, stderr, status_write])
     monitor = os.pidfd_open(child)
     try:
-        status, over_memory = _wait(connection, box, monitor, status_read, oom_kills)
+        status, stopped_by = _wait(connection, box, monitor, status_read, oom_kills)
+        init = _facts(status).get("child-pid")
+        # Processes that are killed together are counted by nobody, so they are looked at before.
+        observed = observe(init) if stopped_by and init else Usage(0.0, 0, 0)
         cpu_s, max_rss_kb = _end_all(child)
-        status += _drain(status_read)
+        facts = _facts(status + _drain(status_read))
     finally:
         wire.close_all([monitor, status_read])
-    over_memory = over_memory or (box.group is not None and cgroups.oom_kills(box.group) > oom_kills)
-    facts = _facts(status)
+    return _ended(
+        exit_code=facts.get("exit-code"),
+        error=facts.get("error"),
+        cpu_s=max(cpu_s, observed.cpu_s),
+        max_rss_mb=max(max_rss_kb, observed.max_rss_kb) / 1024,
+        memory=stopped_by == "memory" or (box.group is not None and cgroups.oom_kills(box.group) > oom_kills),
+    )
+
+
+def _ended(
+    *,
+    exit_code: int | None = None,
+    error: str | None = None,
+    cpu_s: float = 0.0,
+    max_rss_mb: float = 0.0,
+    memory: bool = False,
+) -> dict[str, Any]:
+    """The message. `memory`: there was too little, and something was killed for it."""
+    # A command may attach to bwrap's process in its namespace and make it report any number.
+    exit_code = exit_code if exit_code is None else exit_code & 0xFF
     return {
         "op": "ended",
-        "exit_code": facts.get("exit-code"),
-        "error": facts.get("error"),
+        "exit_code": exit_code,
+        "error": error,
         "cpu_s": cpu_s,
-        "max_rss_mb": max_rss_kb / 1024,
-        "memory": over_memory,
+        "max_rss_mb": max_rss_mb,
+        "memory": memory,
     }
 
 
-def _become_bwrap(box: Box, message: dict[str, Any], stdout: int, stderr: int, status: int) -> None:
+def _become_bwrap(box: Box, message: dict[str, Any], stdout: int, stderr: int, status: int, keeper: int) -> None:
     """In the forked child: never returns."""
-    keeper = os.getppid()
     try:
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(stdout, 1)
@@ -111,6 +123,7 @@ def bwrap_arguments(box: Box, message: dict[str, Any], status: int, seccomp: int
     return [
         *(box.bwrap, "--json-status-fd", str(status)),
         *_ISOLATION,
+        *(("--disable-userns",) if box.can_disable_userns else ()),
         *(("--seccomp", str(seccomp)) if os.fstat(seccomp).st_size else ()),
         *environment,
         *("--ro-bind", box.root, "/"),
@@ -132,11 +145,10 @@ def _limit_options(limits: dict[str, list[int]]) -> list[str]:
     return options
 
 
-def _wait(connection: socket.socket, box: Box, monitor: int, status: int, oom_kills: int) -> tuple[bytes, bool]:
-    """Until bwrap has ended or must: told to kill, or out of memory. Tells the trainer once the command's processes
-    exist.
+def _wait(connection: socket.socket, box: Box, monitor: int, status: int, oom_kills: int) -> tuple[bytes, str | None]:
+    """Until bwrap has ended or must. Tells the trainer once the command's processes exist.
 
-    Returns bwrap's status lines so far, and whether memory was the reason.
+    Returns bwrap's status lines so far and what stopped it: "trainer", "memory", or None when it ended by itself.
     """
     poll = select.poll()
     for descriptor in (connection.fileno(), monitor, status):
@@ -152,20 +164,20 @@ def _wait(connection: socket.socket, box: Box, monitor: int, status: int, oom_ki
                 poll.unregister(status)
             lines += chunk
         if monitor in ready:
-            return lines, False
+            return lines, None
         if connection.fileno() in ready:
             wire.receive(connection)  # `kill`, or the trainer is gone, which the keeper's loop sees next
-            return lines, False
+            return lines, "trainer"
         if not ready and _is_over_memory(box, lines, oom_kills):
-            return lines, True
+            return lines, "memory"
 
 
 def _is_over_memory(box: Box, lines: bytes, oom_kills: int) -> bool:
-    if box.group is not None:
+    if box.group is not None and cgroups.limits_memory(box.group):
         return cgroups.oom_kills(box.group) > oom_kills
     init = _facts(lines).get("child-pid")
     # Pages that forked processes still share are counted once for each: hence twice the limit.
-    return init is not None and anonymous_bytes(init) > 2 * box.memory_bytes
+    return init is not None and observe(init).anonymous_bytes > 2 * box.memory_bytes
 
 
 def _end_all(child: int) -> tuple[float, int]:

@@ -26,8 +26,6 @@ _PYTHON_PACKAGES = (
     "usr/local/lib/python3*/dist-packages",
     "usr/local/lib/python3*/site-packages",
     "usr/local/lib64/python3*/site-packages",
-    "opt/python/lib/python3*/site-packages",
-    "opt/python/lib64/python3*/site-packages",
 )
 """Emptied: what the trainer or the host's administrator installed must not change what a task's Python can import."""
 _ETC_COPIED = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
@@ -54,17 +52,17 @@ def build_base(base: str, python_prefix: str) -> None:
             os.mkdir(f"{base}/{name}")
             kernel.bind(host, f"{base}/{name}")
     _lay_out_etc(f"{base}/etc")
-    _lay_out_python(f"{base}/opt", python_prefix)
+    place = _lay_out_python(base, python_prefix)
     os.mkdir(f"{base}/.empty")
-    for pattern in _PYTHON_PACKAGES:
+    own = tuple(f"{place.lstrip('/')}/{lib}/python3*/site-packages" for lib in ("lib", "lib64"))
+    for pattern in {*_PYTHON_PACKAGES, *own}:
         for path in glob.glob(f"{base}/{pattern}"):
             if os.path.isdir(path) and not os.path.islink(path):
                 kernel.bind(f"{base}/.empty", path)
 
 
 def build_root(base: str, root: str) -> None:
-    """Makes `root`, an empty directory that the caller has mounted, look like `base`, with the places bwrap mounts
-    over."""
+    """Makes `root`, an empty directory that the caller has mounted, look like `base`, with places to mount over."""
     for name in sorted(os.listdir(base)):
         source, target = f"{base}/{name}", f"{root}/{name}"
         if name.startswith("."):
@@ -78,17 +76,22 @@ def build_root(base: str, root: str) -> None:
         os.mkdir(f"{root}/{name}")
 
 
-def _lay_out_python(opt: str, prefix: str) -> None:
-    """Links to the installation where it is visible already, else binds its programs and libraries to /opt/python."""
-    os.makedirs(f"{opt}/bin")
-    if not f"{prefix}/".startswith("/usr/"):
+def _lay_out_python(base: str, prefix: str) -> str:
+    """Makes /opt/bin/python3 lead to the installation, which is bound unless it is visible already; returns its place.
+
+    That is its own path, where the libraries of a shared build look for each other; only a path that sandboxes have for
+    themselves gives way to /opt/python. Nothing but its programs and libraries appears there.
+    """
+    place = "/opt/python" if prefix.split("/")[1] in _EMPTY else prefix
+    if not f"{place}/".startswith("/usr/"):
         for name in ("bin", "lib", "lib64"):
             if os.path.isdir(f"{prefix}/{name}"):
-                os.makedirs(f"{opt}/python/{name}")
-                kernel.bind(f"{prefix}/{name}", f"{opt}/python/{name}")
-        prefix = "/opt/python"
+                os.makedirs(f"{base}{place}/{name}")
+                kernel.bind(f"{prefix}/{name}", f"{base}{place}/{name}")
+    os.makedirs(f"{base}/opt/bin")
     for name in ("python3", "python"):
-        os.symlink(f"{prefix}/bin/python3", f"{opt}/bin/{name}")
+        os.symlink(f"{place}/bin/python3", f"{base}/opt/bin/{name}")
+    return place
 
 
 def _lay_out_etc(etc: str) -> None:

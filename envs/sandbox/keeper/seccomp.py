@@ -1,8 +1,8 @@
 """A filter for system calls that no task needs and that reach around the other limits, or deep into the kernel.
 
-memfd_create and System V IPC hold memory that no rlimit counts; the others are large attack surfaces that unprivileged users are
-granted on many machines. They fail with EPERM. Calls of a foreign architecture (32-bit, x32) are not filtered by
-number, so they are not let through at all.
+memfd_create and System V IPC hold memory that no rlimit counts; the others are large attack surfaces that unprivileged
+users are granted on many machines. They fail with EPERM. Calls of a foreign architecture (32-bit, x32) have other
+numbers, so none of them is let through.
 """
 
 from __future__ import annotations

@@ -1,0 +1,136 @@
+"""The configuration of a run: frozen dataclasses, a few dozen leaf fields, every one with its meaning and unit.
+
+An experiment is a function that returns a `RunConfig`; `tyro` turns it into a command line once, in the experiment's
+`main` (`--rl.learning-rate 3e-4`). Variants are values (`loss=PolicyGradient(clip_low=0.1)`), never names in a registry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from postrl.contracts import digest_json
+from postrl.learner.batch import RowShape
+from postrl.learner.losses import PolicyGradient
+from postrl.rollout.engine import EngineConfig
+
+
+@dataclass(frozen=True)
+class TrainableConfig:
+    """What is trained. The base stays frozen unless `lora_rank` is 0."""
+
+    lora_rank: int = 16
+    """Rank of the adapter on every linear map; 0 trains the base's own parameters instead."""
+    lora_alpha: float = 32.0
+    """The adapter is scaled by alpha / rank."""
+
+
+@dataclass(frozen=True)
+class ColdStartConfig:
+    """A short supervised phase on reference trajectories, so that reinforcement learning finds first successes."""
+
+    num_demonstrations: int = 64
+    """Per domain."""
+    num_epochs: int = 2
+    batch_size: int = 16
+    """Demonstrations a step."""
+    learning_rate: float = 1e-3
+
+
+@dataclass(frozen=True)
+class RlConfig:
+    num_steps: int = 36
+    groups_per_domain: int = 3
+    """Tasks of each domain a step."""
+    group_size: int = 8
+    """Episodes of each task."""
+    learning_rate: float = 2e-4
+    num_warmup_steps: int = 3
+    """Steps over which the learning rate rises linearly from 0."""
+    normalize_std: bool = True
+    """Divide advantages by the group's standard deviation (GRPO); False: Dr.GRPO."""
+    loss: PolicyGradient = field(default_factory=PolicyGradient)
+    temperature: float = 1.0
+    max_off_policy_steps: int = 0
+    """How many versions older than the learner's a trained token may be. 0: synchronous, the only mode so far."""
+    max_steps_without_signal: int = 5
+    """The audit stops the run after so many steps in a row in which every group's rewards were constant."""
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise ValueError(f"rl.group_size is {self.group_size}; a group needs at least 2 members to compare")
+        if self.max_off_policy_steps != 0:
+            raise ValueError(f"rl.max_off_policy_steps is {self.max_off_policy_steps}; only 0 (synchronous) is supported")
+        if self.temperature <= 0:
+            raise ValueError(f"rl.temperature is {self.temperature}; it must be positive (greedy groups teach nothing)")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    num_tasks: int = 48
+    """Held-out tasks of each domain, each played once, greedily."""
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    row_shapes: tuple[RowShape, ...] = (RowShape(384, 288), RowShape(640, 480))
+    """Shapes of packed rows; a batch takes the one that wastes least, and each is compiled once."""
+    max_rows: int = 48
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    max_new_tokens: int = 64
+    """Of one completion."""
+    max_attempts: int = 3
+    """Attempts at an episode that fails through our own fault."""
+    max_fault_rate: float = 0.1
+    """The audit stops the run when more than this share of a step's episodes end in a fault of ours."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    name: str
+    """Names the run directory below `runs_dir`."""
+    seed: int = 0
+    runs_dir: Path = Path("runs")
+    wandb_project: str = "postrl"
+    checkpoint_every: int = 5
+    """Steps of reinforcement learning between checkpoints."""
+    trainable: TrainableConfig = field(default_factory=TrainableConfig)
+    cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
+    rl: RlConfig = field(default_factory=RlConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.runs_dir / self.name
+
+    def to_json(self) -> dict[str, Any]:
+        return _json_like(dataclasses.asdict(self))
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides the run's result: everything but where it is written."""
+        return digest_json({k: v for k, v in self.to_json().items() if k not in ("name", "runs_dir", "wandb_project")})[:16]
+
+
+def num_leaf_fields(config: Any) -> int:
+    """Fields that a user could set, nested dataclasses counted by their own fields."""
+    values = [getattr(config, f.name) for f in dataclasses.fields(config)]
+    return sum(num_leaf_fields(v) if dataclasses.is_dataclass(v) else 1 for v in values)
+
+
+def _json_like(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _json_like(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_like(v) for v in value]
+    return str(value) if isinstance(value, Path) else value

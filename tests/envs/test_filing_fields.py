@@ -1,0 +1,225 @@
+"""The filing domain: expected values recomputed from the printed filing, texts, and episodes in the real sandbox."""
+
+import collections
+import json
+import re
+from decimal import Decimal
+
+import pytest
+
+from envs.filing_fields import KINDS, FilingFieldsEnv, generate
+from envs.filing_fields.env import problem_in
+from envs.filing_fields.generate import SYSTEM
+from envs.filing_fields.statements import LABELS, RATIOS, basis_points, percent, printed
+from postrl.contracts import Task
+from tests.envs.episodes import sandboxes, sh
+from verifiers.amounts import read_amount
+from verifiers.router import verify
+
+LABEL_OF = {key: label for label, key in (*LABELS, *RATIOS)}
+SCALES = {"": 1, "in thousands": 1_000, "in millions": 1_000_000}
+NOTE = re.compile(
+    r"\w+ had a net (loss|income) of (\S+(?: \w+)?) in (\d{4}) and of (\S+(?: \w+)?) in (\d{4})\. "
+    r"(.+) was (\S+(?: \w+)?) in (\d{4})\."
+)
+
+
+def started(task: Task) -> FilingFieldsEnv:
+    env = FilingFieldsEnv(sandboxes=sandboxes())
+    env.reset(options={"task": task})
+    return env
+
+
+def example(kind: str = "plain") -> Task:
+    return next(task for index in range(100) if (task := generate("train", 0, index)).kind == kind)
+
+
+def hand_in(answer: str) -> str:
+    return f"```json\n{answer}\n```"
+
+
+# ----------------------------------------------------------------------------------------------- expected values
+
+
+def asked(task: Task) -> tuple[str, list[str], str]:
+    """The filing, the keys and the year of a task, read from its prompt."""
+    filing, _, request = task.prompt.rpartition("\n")
+    year, _, keys = request.partition(": ")
+    return filing, keys.split(", "), year
+
+
+def recomputed(filing: str, key: str, year: str) -> Decimal:
+    """What a reader who only has the printed text makes of it."""
+    if match := NOTE.fullmatch(filing):
+        result, now, now_year, before, before_year, label, third, third_year = match.groups()
+        assert third_year == now_year
+        if key != "net_income":
+            assert label == LABEL_OF[key]
+            return read_amount(third)
+        amount = read_amount({now_year: now, before_year: before}[year])
+        return -amount if result == "loss" else amount
+    header, years, *rows = filing.split("\n")
+    (row,) = (row for row in rows if row.startswith(f"{LABEL_OF[key]} "))
+    cells = re.split(r"  +", row.removeprefix(LABEL_OF[key]).strip())
+    cell = cells[years.split().index(year)]
+    scale = 1 if key in dict(map(reversed, RATIOS)) else SCALES[" ".join(header.split()[1:])]
+    return read_amount(cell) * scale
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_expected_values_follow_from_the_printed_text(kind):
+    tasks = [task for index in range(700) if (task := generate("train", 0, index)).kind == kind]
+    assert len(tasks) == 100
+    for task in tasks:
+        filing, keys, year = asked(task)
+        assert task.files == {"filing.txt": f"{filing}\n".encode()}
+        assert keys == list(task.expected["fields"])
+        for key in keys:
+            assert recomputed(filing, key, year) == Decimal(task.expected["fields"][key]["value"]), task.prompt
+            for other_year, value in task.expected["fields"][key]["other_years"].items():
+                assert recomputed(filing, key, other_year) == Decimal(value), task.prompt
+        for key, value in task.expected["others"].items():
+            assert recomputed(filing, key, year) == Decimal(value), task.prompt
+
+
+def test_kinds_are_what_they_say():
+    by_kind = collections.defaultdict(list)
+    for index in range(700):
+        task = generate("train", 0, index)
+        by_kind[task.kind].append(task)
+    values = {
+        kind: [Decimal(field["value"]) for task in tasks for field in task.expected["fields"].values()]
+        for kind, tasks in by_kind.items()
+    }
+    assert all(value < 0 for value in values["negative"])
+    assert all(0 < value < 1 for value in values["ratio"])
+    assert all(abs(value) >= 1_000 for value in values["scale"] + values["plain"] + values["year"])
+    assert all(re.match(r"\w{3} in (thousands|millions)\n", task.prompt) for task in by_kind["scale"])
+    assert all(re.match(r"\w{3}\n", task.prompt) for task in by_kind["plain"] + by_kind["year"])
+    assert {len(task.expected["fields"]) for task in by_kind["two_fields"]} == {2}
+    asked_first = [task.prompt.split("\n")[1].split()[0] == asked(task)[2] for task in by_kind["year"]]
+    assert 0.3 < sum(asked_first) / len(asked_first) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("amount", "text", "value"),
+    [
+        (printed(1234, 0, 1000), "1,234", "1234000"),
+        (printed(-12345, 1, 1_000_000), "(1,234.5)", "-1234500000"),
+        (printed(5, 1, 1), "0.5", "0.5"),
+        (printed(-7, 0, 1), "(7)", "-7"),
+        (percent(125, 1), "12.5%", "0.125"),
+        (percent(7, 0), "7%", "0.07"),
+        (basis_points(45), "45 bps", "0.0045"),
+    ],
+)
+def test_amounts_are_printed_as_filings_do(amount, text, value):
+    assert (amount.text, amount.value) == (text, Decimal(value))
+
+
+# ------------------------------------------------------------------------------------------------------------ texts
+
+
+def test_texts_fit_their_budgets():
+    """43 and at most 90 tokens of SmolLM2's tokenizer, 40 for the longest answer; digits are a token each."""
+    assert len(SYSTEM) <= 110
+    for index in range(700):
+        task = generate("train", 0, index)
+        assert len(task.prompt) <= 260, task.prompt
+        assert len(task.reference[0]) <= 75, task.reference
+
+
+def test_references_are_plain_numbers():
+    for index in range(300):
+        body = generate("train", 0, index).reference[0].removeprefix("```json\n").removesuffix("\n```")
+        assert re.fullmatch(r'\{"\w+": -?\d+(\.\d+)?(, "\w+": -?\d+(\.\d+)?)?\}', body)
+        assert not re.search(r"\.\d*0[,}]", body)
+
+
+def test_kinds_take_turns():
+    assert [generate("heldout", 0, index).kind for index in range(7)] == list(KINDS)
+
+
+def test_no_prompt_occurs_in_both_splits():
+    train = {generate("train", 0, index).prompt for index in range(2_000)}
+    heldout = {generate("heldout", 0, index).prompt for index in range(400)}
+    assert not train & heldout
+
+
+# --------------------------------------------------------------------------------------------------------- episodes
+
+
+def test_references_of_many_tasks_succeed_in_one_turn():
+    for index in range(35):
+        task = generate("train", 7, index)
+        observation, _, terminated, truncated, info = started(task).step(task.reference[0])
+        assert (observation, terminated, truncated) == ("wrote answer.json", True, False)
+        verdict = verify(task, info["artifacts"], sandboxes())
+        assert verdict.success, (task.prompt, verdict.findings)
+
+
+def test_broken_json_is_explained_and_can_be_repaired():
+    task = example()
+    env = started(task)
+    observation, reward, terminated, truncated, _ = env.step(hand_in('{"cash": 1,234}'))
+    assert observation == "Not JSON: Expecting property name enclosed in double quotes: line 1 column 12"
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    _, _, terminated, _, info = env.step(task.reference[0])
+    assert terminated
+    assert verify(task, info["artifacts"], sandboxes()).success
+
+
+def test_the_first_object_ends_the_episode_right_or_wrong():
+    task = example()
+    (key,) = task.expected["fields"]
+    _, _, terminated, truncated, info = started(task).step(hand_in(json.dumps({key: 1})))
+    assert (terminated, truncated) == (True, False)
+    assert verify(task, info["artifacts"], sandboxes()).reward == 0.0
+
+
+def test_the_shell_shows_the_filing_and_its_answer_counts():
+    task = example("two_fields")
+    env = started(task)
+    observation, *_ = env.step(sh("cat filing.txt"))
+    assert observation == task.files["filing.txt"].decode().strip("\n")
+    body = task.reference[0].split("\n")[1]
+    _, _, terminated, truncated, info = env.step(sh(f"echo '{body}' > answer.json"))
+    assert (terminated, truncated) == (False, True)
+    assert verify(task, info["artifacts"], sandboxes()).success
+
+
+def test_no_constant_hand_in_pays():
+    task = example()
+    for answer in ("{}", '{"": 0}', '{"answer": 0}', '{"filing": "filing.txt"}'):
+        _, _, terminated, _, info = started(task).step(hand_in(answer))
+        assert terminated
+        assert verify(task, info["artifacts"], sandboxes()).reward == 0.0
+
+
+def test_every_value_of_the_filing_under_the_asked_key_can_only_succeed_once():
+    """A policy that can't choose can't hedge: a key twice is refused by the environment and by the verifier."""
+    task = example("year")
+    (key,) = task.expected["fields"]
+    env = started(task)
+    observation, _, terminated, *_ = env.step(hand_in(f'{{"{key}": 1, "{key}": 2}}'))
+    assert (observation, terminated) == ("Not JSON: a key occurs twice", False)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{}", None),
+        ('{"a": [1, {"b": null}]}', None),
+        ('{"a": ' + "9" * 10_000 + "}", None),
+        ("[]", 'Not a JSON object: write {"field": number}'),
+        ("1", 'Not a JSON object: write {"field": number}'),
+        ("{", "Not JSON: Expecting property name enclosed in double quotes: line 1 column 2"),
+        ('{"a": NaN}', "Not JSON: NaN is no number"),
+        ('{"a": -Infinity}', "Not JSON: -Infinity is no number"),
+        ('{"a": 1, "a": 1}', "Not JSON: a key occurs twice"),
+        ("[" * 16_000, "Not JSON: nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_an_answer(text, problem):
+    assert problem_in(text) == problem
