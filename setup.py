@@ -6,7 +6,7 @@ Editable install only (`pip install -e .`): `envs` and `verifiers` are also name
 from setuptools import find_packages, setup
 
 CORE = [
-    "jax>=0.10.2,<0.13",
+    "jax>=0.10.2,<0.11",
     "flax>=0.12.7,<0.14",
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12,<0.13",

@@ -53,7 +53,7 @@ def check_end(run: Run) -> None:
         "each prompt counted once",
         not problems,
         "Every prompt drawn was counted exactly once, with every episode's outcome." if not problems else " ".join(problems),
-        num_prompts={phase.phase: phase.num_prompts for phase in counts.phases},
+        num_prompts={phase.phase: phase.num_prompts for phase in counts.phases.values()},
     )
 
 

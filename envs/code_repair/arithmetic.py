@@ -16,9 +16,7 @@ TEMPLATES = (
 """,
         faults(
             "operator: a + b => a - b",
-            "operator: a + b => a * b",
             "initial: a, b = 0, 1 => a, b = 1, 1",
-            "initial: a, b = 0, 1 => a, b = 0, 2",
             "variable: return a => return b",
             "bounds: range(n) => range(n - 1)",
             "bounds: range(n) => range(n + 1)",
@@ -54,33 +52,12 @@ TEMPLATES = (
         faults(
             "operator: out *= i => out += i",
             "initial: out = 1 => out = 0",
-            "initial: out = 1 => out = 2",
             "variable: return out => return n",
             "bounds: range(1, n + 1) => range(1, n)",
             "bounds: range(1, n + 1) => range(n + 1)",
         ),
         args(int_in(2, 6)),
         ((0,), (1,), (7,)),
-    ),
-    Template(
-        ("digit_sum", "sum_digits", "add_digits"),
-        """def f(n):
-    out = 0
-    while n > 0:
-        out += n % 10
-        n //= 10
-    return out
-""",
-        faults(
-            "operator: out += => out -=",
-            "operator: n % 10 => n // 10",
-            "comparison: n > 0 => n < 0",
-            "comparison: n > 0 => n > 9",
-            "initial: out = 0 => out = 1",
-            "variable: return out => return n",
-        ),
-        args(int_in(10, 999)),
-        ((0,), (7,), (190,)),
     ),
     Template(
         ("power", "raise_to", "pow_of"),
@@ -93,11 +70,9 @@ TEMPLATES = (
         faults(
             "operator: out *= a => out += a",
             "initial: out = 1 => out = 0",
-            "initial: out = 1 => out = a",
             "bounds: range(n) => range(n - 1)",
             "bounds: range(n) => range(n + 1)",
             "variable: *= a => *= n",
-            "variable: return out => return a",
         ),
         args(int_in(2, 6), int_in(2, 4)),
         ((7, 0), (5, 1), (2, 8)),
@@ -136,26 +111,6 @@ TEMPLATES = (
             "builtin: append => extend",
             "variable: append(i) => append(n)",
             "variable: return out => return i",
-            "initial: out = [] => out = [0]",
-        ),
-        args(int_in(1, 5)),
-        ((0,), (1,), (6,)),
-    ),
-    Template(
-        ("squares", "square_list", "squared"),
-        """def f(n):
-    out = []
-    for i in range(1, n + 1):
-        out.append(i * i)
-    return out
-""",
-        faults(
-            "operator: i * i => i + i",
-            "operator: i * i => i - i",
-            "bounds: range(1, n + 1) => range(1, n)",
-            "bounds: range(1, n + 1) => range(n + 1)",
-            "builtin: append => extend",
-            "variable: i * i => i * n",
             "initial: out = [] => out = [0]",
         ),
         args(int_in(1, 5)),

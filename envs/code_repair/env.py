@@ -4,8 +4,9 @@
         out += x         ```              cat -n total.py
     ```                                   ```
 
-`line N` replaces line N by its body (several lines, or none) and runs the visible tests; `test` runs them; `sh` runs a
-command. The episode ends when the tests pass. They only guide: what counts is the hidden tests, on that file.
+`line N` replaces line N by its body (several lines, or none) and, if that changes it, runs the visible tests; `test`
+runs them; `sh` runs a command. The episode ends when the tests pass. They only guide: what counts is the hidden tests,
+on that file.
 """
 
 from __future__ import annotations
@@ -83,10 +84,13 @@ def _rewrite(call: ToolCall, task: Task, sandbox: Sandbox) -> Effect:
         return Effect(f"{path} is gone")
     if len(data) > MAX_FILE_BYTES:
         return Effect(f"{path} is longer than {MAX_FILE_BYTES} bytes")
+    before = data.decode(errors="replace")
     try:
-        text = replace_line(data.decode(errors="replace"), int(number), call.body)
+        text = replace_line(before, int(number), call.body)
     except ValueError as error:
         return Effect(str(error))
+    if text == before:
+        return Effect(f"line {number} already was so")
     sandbox.put(path, text.encode())
     return _test(task, sandbox)
 

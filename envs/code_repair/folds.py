@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envs.code_repair.inputs import SOME, SOME_AND_ONE, args, equal_length, exact_mean, ints
+from envs.code_repair.inputs import SOME, SOME_AND_ONE, args, exact_mean, ints
 from envs.code_repair.template import Template, faults
 
 TEMPLATES = (
@@ -16,7 +16,6 @@ TEMPLATES = (
 """,
         faults(
             "operator: out += x => out -= x",
-            "operator: out += x => out *= x",
             "initial: out = 0 => out = 1",
             "variable: return out => return x",
             "bounds: in nums: => in nums[1:]:",
@@ -35,9 +34,7 @@ TEMPLATES = (
 """,
         faults(
             "operator: out *= x => out += x",
-            "operator: out *= x => out -= x",
             "initial: out = 1 => out = 0",
-            "initial: out = 1 => out = 2",
             "variable: return out => return x",
             "bounds: in nums: => in nums[1:]:",
         ),
@@ -57,7 +54,6 @@ TEMPLATES = (
             "comparison: x > out => x < out",
             "initial: out = nums[0] => out = 9",
             "variable: return out => return x",
-            "variable: return out => return nums",
             "bounds: in nums: => in nums[:1]:",
         ),
         args(ints(-9, 8, 2, 4)),
@@ -76,7 +72,6 @@ TEMPLATES = (
             "comparison: x < out => x > out",
             "initial: out = nums[0] => out = 0",
             "variable: return out => return x",
-            "variable: return out => return nums",
             "bounds: in nums: => in nums[:1]:",
         ),
         args(ints(1, 20, 2, 4)),
@@ -92,10 +87,8 @@ TEMPLATES = (
 """,
         faults(
             "operator: out / len => out * len",
-            "operator: out / len => out - len",
             "operator: out += x => out -= x",
             "initial: out = 0 => out = 4",
-            "builtin: len(nums) => sum(nums)",
             "bounds: in nums: => in nums[1:]:",
         ),
         exact_mean,
@@ -112,7 +105,6 @@ TEMPLATES = (
         faults(
             "builtin: min(nums) => max(nums)",
             "builtin: max(nums) => min(nums)",
-            "builtin: max(nums) => len(nums)",
             "operator: hi - lo => hi + lo",
             "variable: hi - lo => lo - hi",
             "variable: return out => return hi",
@@ -133,49 +125,9 @@ TEMPLATES = (
             "comparison: x > k => x < k",
             "comparison: x > k => x >= k",
             "operator: out += 1 => out -= 1",
-            "operator: out += 1 => out += x",
             "initial: out = 0 => out = 1",
-            "variable: return out => return k",
         ),
         SOME_AND_ONE,
         (([], 3), ([4, 4], 4), ([5, 6, 4], 4)),
-    ),
-    Template(
-        ("count_below", "num_below", "count_under"),
-        """def f(nums, k):
-    out = 0
-    for x in nums:
-        if x < k:
-            out += 1
-    return out
-""",
-        faults(
-            "comparison: x < k => x > k",
-            "comparison: x < k => x <= k",
-            "operator: out += 1 => out -= 1",
-            "initial: out = 0 => out = 1",
-            "variable: return out => return x",
-        ),
-        SOME_AND_ONE,
-        (([], 3), ([4, 4], 4), ([5, 3, 4], 4)),
-    ),
-    Template(
-        ("dot", "dot_product", "inner"),
-        """def f(nums, more):
-    out = 0
-    for x, y in zip(nums, more):
-        out += x * y
-    return out
-""",
-        faults(
-            "operator: x * y => x + y",
-            "operator: out += => out -=",
-            "initial: out = 0 => out = 1",
-            "variable: x * y => x * x",
-            "variable: return out => return x",
-            "bounds: zip(nums, more) => zip(nums[1:], more)",
-        ),
-        equal_length,
-        (([], []), ([2], [8]), ([1, 0, -2], [3, 5, 4])),
     ),
 )

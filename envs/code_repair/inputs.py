@@ -50,22 +50,10 @@ def separator(rng: np.random.Generator) -> str:
     return "-+/,"[rng.integers(4)]
 
 
-def words_and_prefix(rng: np.random.Generator) -> Args:
-    """Two or three words and the first letter of one of them."""
-    words = word_list(2, 3)(rng)
-    return words, words[rng.integers(len(words))][0]
-
-
 def ints_and_member(rng: np.random.Generator) -> Args:
     """Two to four numbers and one of them."""
     nums = ints(1, 9, 2, 4)(rng)
     return nums, nums[rng.integers(len(nums))]
-
-
-def equal_length(rng: np.random.Generator) -> Args:
-    """Two lists of one length."""
-    length = rng.integers(1, 4)
-    return rng.integers(1, 8, size=length).tolist(), rng.integers(1, 8, size=length).tolist()
 
 
 def exact_mean(rng: np.random.Generator) -> Args:
@@ -73,19 +61,9 @@ def exact_mean(rng: np.random.Generator) -> Args:
     return (rng.integers(1, 10, size=(1, 2, 4)[rng.integers(3)]).tolist(),)
 
 
-def some_rows(rng: np.random.Generator) -> Args:
-    """Two or three short lists."""
-    return ([ints(1, 9, 1, 2)(rng) for _ in range(rng.integers(2, 4))],)
-
-
 def value_and_limits(rng: np.random.Generator) -> Args:
     """A number, a lower limit and a larger upper limit."""
     return int(rng.integers(-4, 20)), int(rng.integers(0, 6)), int(rng.integers(8, 14))
-
-
-def two_words(rng: np.random.Generator) -> Args:
-    """One string of two words."""
-    return (f"{word(rng)} {word(rng)}",)
 
 
 SOME: Draw = args(ints(1, 9, 2, 4))

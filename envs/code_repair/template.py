@@ -27,8 +27,6 @@ Draw = Callable[[np.random.Generator], Args]
 ROLES = {
     "nums": ("nums", "values", "data", "items", "scores"),
     "x": ("x", "v", "num", "item"),
-    "more": ("more", "others", "right"),
-    "y": ("y", "u", "other"),
     "out": ("out", "res", "acc", "result"),
     "text": ("text", "s", "line"),
     "c": ("c", "ch", "char"),
@@ -37,14 +35,11 @@ ROLES = {
     "n": ("n", "m", "size"),
     "k": ("k", "limit", "bound"),
     "goal": ("goal", "target", "key"),
-    "head": ("head", "prefix", "start"),
     "i": ("i", "j", "pos"),
     "a": ("a", "p"),
     "b": ("b", "q"),
     "lo": ("lo", "low", "least"),
     "hi": ("hi", "high", "most"),
-    "rows": ("rows", "lists", "groups"),
-    "row": ("row", "part", "group"),
     "sep": ("sep", "link", "mark"),
 }
 """Canonical name -> what it may be called in a task. Names of two roles that meet in one template always differ."""

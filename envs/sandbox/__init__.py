@@ -15,9 +15,10 @@ from __future__ import annotations
 import threading
 
 from envs.sandbox.availability import SandboxUnavailable
+from envs.sandbox.box import PutRefused
 from envs.sandbox.bubblewrap import BubblewrapFactory
 
-__all__ = ["BubblewrapFactory", "SandboxUnavailable", "default_factory"]
+__all__ = ["BubblewrapFactory", "PutRefused", "SandboxUnavailable", "default_factory"]
 
 _lock = threading.Lock()
 _factory: BubblewrapFactory | None = None

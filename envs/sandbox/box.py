@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from envs.sandbox import paths
 from envs.sandbox.command import execute
 from envs.sandbox.record import recorded
-from postrl.contracts import CommandRecord, ExecResult, InfraError, Resources
+from postrl.contracts import CommandRecord, ExecResult, InfraError, PolicyError, Resources
 
 ENVIRONMENT = {
     "PATH": "/opt/bin:/usr/local/bin:/usr/bin:/bin",
@@ -28,6 +29,16 @@ ENVIRONMENT = {
 }
 """Every variable of a command, apart from those that its caller adds (and PWD)."""
 _END_TIMEOUT_S = 60.0
+_POLICYS_ERRORS = {errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EACCES, errno.ENOSPC, errno.ENAMETOOLONG}
+
+
+class PutRefused(PolicyError, OSError):
+    """The policy's own doing keeps a file from being written; `errno` says what.
+
+    ENOTDIR or ELOOP: a file or a link stands among the parents; EISDIR: a directory in its place; EACCES: a directory
+    is closed by its mode; ENOSPC: the disk is full; ENAMETOOLONG. Unless the environment turns it into an observation,
+    the episode ends as a `PolicyFault`.
+    """
 
 
 class BubblewrapSandbox:
@@ -88,13 +99,16 @@ class BubblewrapSandbox:
     def put(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """See `Sandbox.put`. A link, pipe or file at `path` is replaced.
 
-        Raises ValueError for a malformed path, and OSError when what the policy left there is in the way:
-        NotADirectoryError (a link or file among the parents), IsADirectoryError, PermissionError, or errno ENOSPC (it
-        filled the disk).
+        Raises ValueError for a malformed path, and PutRefused when what the policy has done is in the way.
         """
         with self._lock:
             self._require_open()
-            paths.write(self._work, path, data, mode, self._host_uid)
+            try:
+                paths.write(self._work, path, data, mode, self._host_uid)
+            except OSError as error:
+                if error.errno in _POLICYS_ERRORS:
+                    raise PutRefused(error.errno, os.strerror(error.errno), path) from error
+                raise InfraError(f"{path!r} could not be written to a sandbox: {error}") from error
 
     def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """The first `max_bytes` bytes: ask for one more than you accept to notice a longer file.

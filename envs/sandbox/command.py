@@ -25,9 +25,10 @@ _NOT_EXECUTABLE = 126
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 60.0
 _NUM_OPEN_FILES = 256
+_NUM_BWRAP_PROCESSES = 1
+"""bwrap's own process in the command's pid namespace."""
 _CPU_ENDINGS = (128 + signal.SIGXCPU, 128 + signal.SIGKILL)
 """The soft limit's signal, and the hard limit's for a program that ignores it."""
-
 _CPU_SHARE = 0.5
 """Of the limit must be used up for those to be its doing: it is enforced by ticks, and reported precisely."""
 
@@ -39,8 +40,11 @@ def execute(
     timeout_s: float,
     resources: Resources,
 ) -> ExecResult:
-    """Runs one command by the keeper at the other end of `connection`. Raises InfraError or OSError when the sandbox is
-    lost."""
+    """Runs one command through the keeper at the other end of `connection`.
+
+    `max_rss_mb` of the result is never below the keeper's own, some 12 MiB: the kernel hands a forked process's peak
+    down to the program that it becomes. Raises InfraError or OSError when the sandbox is lost.
+    """
     refusal = _refusal([*argv, *environment.values()])
     if refusal is not None:
         return ExecResult(_NOT_EXECUTABLE, b"", f"sandbox: {refusal}\n".encode(), False, False, None, 0.0, 0.0, 0.0)
@@ -146,10 +150,6 @@ def _limits(resources: Resources) -> dict[str, list[int]]:
         "memlock": [65_536] * 2,
         "msgqueue": [65_536] * 2,
     }
-
-
-_NUM_BWRAP_PROCESSES = 1
-"""bwrap's own process in the command's pid namespace."""
 
 
 def _refusal(strings: Sequence[str]) -> str | None:

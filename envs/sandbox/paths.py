@@ -6,6 +6,7 @@ for the owner even where this process could read past them (root), so that both 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -15,14 +16,12 @@ from postrl.contracts import Files
 FIXED_MTIME_NS = 946_684_800 * 10**9
 """2000-01-01 UTC: what a sandbox is given looks the same on every run."""
 MAX_DEPTH = 64
-"""Files below more directories than this are left out of a listing: a tree of any depth costs one open directory a
-level."""
+"""Files below more directories than this are left out of a listing."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def split(path: str) -> list[bytes]:
-    """The components of a relative path. Raises ValueError for one that is absolute, empty or not in its plainest
-    form."""
+    """The components of a relative path. Raises ValueError unless it is in its plainest form."""
     components = path.split("/")
     if any(component in ("", ".", "..") for component in components) or "\0" in path:
         raise ValueError(
@@ -182,7 +181,7 @@ def _open_directory(top: int, components: tuple[bytes, ...]) -> int:
 
 def _require(descriptor: int, owner_bits: int, path: str) -> None:
     if os.fstat(descriptor).st_mode & owner_bits != owner_bits:
-        raise PermissionError(f"{path!r}: its mode does not allow its owner that")
+        raise PermissionError(errno.EACCES, "its mode does not allow its owner that", path)
 
 
 def _text(path: bytes) -> str | None:

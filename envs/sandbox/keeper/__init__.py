@@ -12,6 +12,8 @@ and
   and files, with or without root; commands of one sandbox find each other's files; the trainer reaches it through a
   directory handle. No path on the host leads there, so there is nothing to clean up: when the keeper ends, the kernel
   drops it.
+- Keepers are forked ahead of the requests for them, so that what takes the kernel long (moving a process into a
+  control group, above all) has been done when a sandbox is asked for.
 - The zygote is the first process of its own pid namespace. When it ends (its trainer ended, however), the kernel
   kills every keeper, bwrap and command, whatever they were doing.
 

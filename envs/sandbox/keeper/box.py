@@ -18,8 +18,7 @@ class Options:
     cgroups: dict[str, str]
     """See `cgroups.detect`; empty: none can be used."""
     group_name: str
-    """Names of control groups begin with it: `cgroups.owner_name` of the trainer, and something of this zygote's
-    own."""
+    """Names of control groups begin with it: `cgroups.owner_name` of the trainer, and something of this zygote's."""
 
 
 @dataclass(frozen=True)

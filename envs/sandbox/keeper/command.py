@@ -31,8 +31,6 @@ def run(connection: socket.socket, box: Box, message: dict[str, Any], stdout: in
     `exit_code` is None when the command was killed, or when bwrap didn't get as far as starting it; then `error` or
     stderr says why.
     """
-    # The policy may have closed its own work directory; that must not look like a sandbox that can't start.
-    os.chmod(f"{box.disk}/work", 0o755)
     oom_kills = cgroups.oom_kills(box.group) if box.group else 0
     status_read, status_write = os.pipe()
     keeper = os.getpid()
@@ -54,6 +52,8 @@ def run(connection: socket.socket, box: Box, message: dict[str, Any], stdout: in
         facts = _facts(status + _drain(status_read))
     finally:
         wire.close_all([monitor, status_read])
+    # A command may have closed its work directory; that must not look like a sandbox that can't start.
+    os.chmod(f"{box.disk}/work", 0o755)
     return _ended(
         exit_code=facts.get("exit-code"),
         error=facts.get("error"),
@@ -184,8 +184,7 @@ def _end_all(child: int) -> tuple[float, int]:
     """Kills bwrap and all that it started; returns their CPU seconds and largest resident set [KiB].
 
     bwrap's end orphans the first process of the command's pid namespace to this process (a subreaper). That one can be
-    waited for only after the kernel has killed and collected everything in its namespace: so after this nothing is
-    left.
+    waited for only after the kernel has killed and collected everything in its namespace: so nothing is left.
     """
     cpu_s, max_rss_kb = 0.0, 0
     pending = [child]

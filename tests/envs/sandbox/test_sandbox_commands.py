@@ -147,7 +147,7 @@ def test_tools_work(sandbox: BubblewrapSandbox, script: str, stdout: bytes):
 
 def test_python_is_new_and_bare(sandbox: BubblewrapSandbox):
     program = """
-import sys, json, sqlite3, ctypes, ssl, unittest
+import sys, json, unittest
 assert sys.version_info >= (3, 11)
 for name in ("numpy", "pip", "pytest", "postrl", "jax"):
     try:

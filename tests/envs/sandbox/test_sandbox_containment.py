@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox import BubblewrapFactory
+from envs.sandbox import BubblewrapFactory, PutRefused
 from envs.sandbox.box import BubblewrapSandbox
-from postrl.contracts import Resources
+from postrl.contracts import PolicyError, Resources
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_disk_filling(any_factory: BubblewrapFactory):
             result = sandbox.exec(["bash", "-c", fill])
             assert b"No space left on device" in result.stderr
             assert sandbox.exec(["bash", "-c", f"du -sm {place} | cut -f1"]).stdout in (b"4\n", b"3\n")
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(PutRefused, match="No space left"):
                 sandbox.put("more", bytes(2 << 20))
             sandbox.exec(["bash", "-c", f"rm {place}/f*"])
         sandbox.exec(["rm", "-f", "more"])
@@ -417,8 +418,10 @@ ln /etc/passwd k || true; ln /verify/check.py l || true; mknod m c 1 3 || true
         with pytest.raises(FileNotFoundError):
             sandbox.get(path)
     for path in ("d/new", "j/up/new", "loop/new"):
-        with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        with pytest.raises(PolicyError, match=r"Not a directory|Too many levels"):
             sandbox.put(path, b"written")
+    with pytest.raises(PutRefused, match="Is a directory"):
+        sandbox.put("j", b"written")
     sandbox.put("a", b"written")
     assert (sandbox.get("a"), (tmp_path / "secret").read_text()) == (b"written", "of the host")
     assert sandbox.list() == ("a", "f", "mine.txt")
@@ -426,13 +429,16 @@ ln /etc/passwd k || true; ln /verify/check.py l || true; mknod m c 1 3 || true
 
 def test_a_closed_work_directory_is_opened_again(sandbox: BubblewrapSandbox):
     sandbox.exec(["bash", "-c", "chmod 000 /work /tmp /dev/shm"])
+    assert sandbox.list() == ("mine.txt",)
+    sandbox.put("mine.txt", sandbox.get("mine.txt"))
     assert sandbox.exec(["cat", "mine.txt"]).stdout == b"mine\n"
     sandbox.exec(["bash", "-c", "mkdir deep; chmod 000 deep mine.txt"])
     assert sandbox.list() == ("mine.txt",)
     with pytest.raises(PermissionError):
         sandbox.get("mine.txt")
-    with pytest.raises(PermissionError):
+    with pytest.raises(PutRefused) as refused:
         sandbox.put("deep/x", b"")
+    assert refused.value.errno == errno.EACCES
 
 
 def test_removing_everything(sandbox: BubblewrapSandbox):

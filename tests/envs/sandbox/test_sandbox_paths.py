@@ -135,7 +135,7 @@ def test_modes_count_for_root_too(top: int, work: Path):
     (work / "dark").chmod(0o700)
 
 
-def test_deep_directories_cost_depth_and_not_descriptors(top: int, work: Path):
+def test_deep_directories_end_the_listing(top: int, work: Path):
     descriptor = os.dup(top)
     for depth in range(300):
         if depth in (paths.MAX_DEPTH - 1, paths.MAX_DEPTH, 299):

@@ -65,6 +65,8 @@ with factory.create({"a/b.txt": b"1"}, resources, read_only={"/verify": {"c": b"
     sandbox.put("a/put.txt", b"3", 0o600)
     facts["list"] = sandbox.list()
     facts["put"] = say("cat a/put.txt; stat -c '%a %U' a/put.txt")
+    sandbox.exec(["bash", "-c", "chmod 000 /work /tmp"])
+    facts["closed"] = [sandbox.list(), sandbox.get("a/b.txt").decode()]
     facts["forks"] = [sandbox.exec(["python3", "-c", FORKS]).stdout.decode() for _ in range(2)]
     facts["disk"] = say("head -c 3M /dev/zero > big || test $(stat -c %s big) -le 2097152 && echo full")[2]
     facts["survivors"] = say("setsid sleep 600 & sleep 0.05; exit 4")[0]
@@ -120,6 +122,7 @@ def test_without_root(readable_copy: Path):
         "read only": 1,
         "list": ["a/b.txt", "a/put.txt", "new"],
         "put": [0, None, "3600 user\n"],
+        "closed": [["a/b.txt", "a/put.txt", "new"], "1"],
         "forks": ["9\n", "9\n"],
         "disk": "full\n",
         "survivors": 4,

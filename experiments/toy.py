@@ -1,0 +1,158 @@
+"""Toy: a 0.2M-parameter transformer, trained from nothing, learns a tiny domain in real sandboxes. The template for a domain.
+
+    python experiments/toy.py                        # the whole run; the same command again resumes it
+    python experiments/toy.py --help                 # every field
+
+Everything that a new domain needs is in this file: a generator, an environment with one tool, a verifier. A task says
+`put 4712 in k`; the reply that solves it is a fenced `echo 4712 >k`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from string import ascii_lowercase
+
+import jax
+import numpy as np
+import tyro
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from envs.sandbox import default_factory
+from envs.splits import draw
+from envs.tool_calls import Tool
+from envs.tool_env import Effect, ToolEnv, describe
+from postrl.config import ColdStartConfig, EvaluationConfig, LearnerConfig, RlConfig, RolloutConfig, RunConfig
+from postrl.config import TrainableConfig
+from postrl.contracts import Domain, Files, Finding, Resources, Sandbox, SandboxFactory, Split, Task, ToolCall, Verdict
+from postrl.learner.batch import RowShape
+from postrl.policy.base import Base
+from postrl.policy.chat import ChatFormat
+from postrl.policy.model import ModelConfig, param_specs
+from postrl.policy.spec import initialize
+from postrl.rollout.engine import EngineConfig
+from postrl.run import train
+from postrl.run_state import Parts
+
+# ------------------------------------------------------------------------------------------------------ the domain
+
+KINDS = ("put",)
+RESOURCES = Resources(timeout_s=5.0, cpu_s=2, memory_mb=256, disk_mb=1, file_mb=1, num_processes=8)
+
+
+def generate(split: Split, seed: int, index: int) -> Task:
+    """The task of that name; `draw` repeats `make_task` until the content falls into the split."""
+    return draw("toy", split, seed, index, functools.partial(make_task, split, seed, index))
+
+
+def make_task(split: Split, seed: int, index: int, rng: np.random.Generator) -> Task:
+    number = str(rng.integers(1000, 10_000))
+    name = ascii_lowercase[rng.integers(26)]
+    return Task(
+        domain="toy",
+        kind="put",
+        split=split,
+        seed=seed,
+        index=index,
+        system="sh",
+        prompt=f"put {number} in {name}",
+        files={},
+        expected={"path": name, "text": number},
+        reference=(f"```sh\necho {number} >{name}\n```",),
+        resources=RESOURCES,
+    )
+
+
+class ToyEnv(ToolEnv):
+    """One turn: the script of the reply's `sh` block runs in the sandbox, and what it left is judged."""
+
+    domain = "toy"
+    tools = (Tool("sh"),)
+    generate = staticmethod(generate)
+
+    def act(self, call: ToolCall, task: Task, sandbox: Sandbox) -> Effect:
+        result = sandbox.exec(["sh", "-c", call.body])
+        return Effect(describe(result, task.resources.timeout_s), done=True)
+
+
+def verify(task: Task, artifacts: Files, sandboxes: SandboxFactory) -> Verdict:
+    """1 when the named file holds the number and no other file exists.
+
+    Bytes are compared as data, so nothing that the policy wrote runs or is parsed; a check that needs a program runs it
+    in a sandbox of its own (`verifiers/checking.py`).
+    """
+    del sandboxes
+    path, text = f"work/{task.expected['path']}", task.expected["text"].encode()
+    found = artifacts.get(path, b"").strip()
+    parts = {
+        "text": sum(a == b for a, b in zip(found, text, strict=False)) / max(len(found), len(text)),
+        "no other file": float(set(artifacts) <= {path}),
+    }
+    success = all(part == 1 for part in parts.values())
+    findings = () if success else (Finding(task.expected["path"], f"expected {text!r}, found {sorted(artifacts.items())}"[:400]),)
+    reward = parts["text"] * parts["no other file"]
+    return Verdict(reward, success, parts, findings, VERIFIER)
+
+
+VERIFIER = f"toy@{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"
+DOMAIN = Domain("toy", KINDS, generate, lambda sandboxes: ToyEnv(sandboxes=sandboxes))
+
+# ------------------------------------------------------------------------------------------------------- the model
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_chat() -> ChatFormat:
+    """ChatML over bytes: 256 byte tokens and the two control tokens, no merges."""
+    control = ["<|im_start|>", "<|im_end|>"]
+    tokens = [*control, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    return ChatFormat(tokenizer, TEMPLATE, bos_token=control[0], eos_token=control[1])
+
+
+def random_base(seed: int = 0) -> Base:
+    """A model that knows nothing: two layers, 0.2M parameters."""
+    model = ModelConfig(
+        num_layers=2, model_dim=64, num_heads=2, num_kv_heads=2, head_dim=32, ffw_dim=128, vocab_size=258
+    )
+    return Base("random-2x64", model, initialize(param_specs(model), jax.random.key(seed)), byte_chat())
+
+
+# --------------------------------------------------------------------------------------------------------- the run
+
+
+def config() -> RunConfig:
+    return RunConfig(
+        name="toy",
+        trainable=TrainableConfig(lora_rank=0),
+        cold_start=ColdStartConfig(num_demonstrations=96, num_epochs=25, batch_size=16, learning_rate=3e-3),
+        rl=RlConfig(num_steps=20, groups_per_domain=8, group_size=8, learning_rate=1e-3),
+        evaluation=EvaluationConfig(num_tasks=48),
+        learner=LearnerConfig(row_shapes=(RowShape(256, 192),), max_rows=16),
+        rollout=RolloutConfig(
+            engine=EngineConfig(
+                num_slots=16, max_context=128, prefill_chunk=32, row_buckets=(16,), context_buckets=(128,)
+            ),
+            max_new_tokens=24,
+        ),
+        checkpoint_every=10,
+    )
+
+
+def parts() -> Parts:
+    return Parts(base=random_base(), domains={"toy": DOMAIN}, verify=verify, sandboxes=default_factory())
+
+
+def main() -> None:
+    train(tyro.cli(RunConfig, default=config()), parts())
+
+
+if __name__ == "__main__":
+    main()

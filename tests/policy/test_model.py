@@ -1,0 +1,101 @@
+"""The forward against a float64 reference that loops over tokens and heads, and the adapter against merged weights."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from postrl.policy.attention import packed, segment_mask
+from postrl.policy.model import LINEAR_MAPS, Adapter, ModelConfig, forward, logits, rms_norm, rotate
+from tests.policy.tiny import ADAPTER_SCALE, MODEL, reference_logits, rotated, row_norm, tiny_adapter, tiny_params
+
+TOKENS = np.random.default_rng(1).integers(0, MODEL.vocab_size, 11)
+
+
+@jax.jit
+def plain_logits(params, adapter, token_T):
+    segment_1T = jnp.ones_like(token_T)[None]
+    attend = packed(segment_mask(segment_1T, -segment_1T))
+    position_1T = jnp.arange(token_T.shape[0])[None]
+    h_1TD, cache = forward(MODEL, params, adapter, ADAPTER_SCALE, token_T[None], position_1T, attend)
+    assert cache is None
+    return logits(params, h_1TD[0])
+
+
+def test_forward_equals_the_float64_reference():
+    wanted = reference_logits(MODEL, tiny_params(), TOKENS)
+    np.testing.assert_allclose(plain_logits(tiny_params(), None, TOKENS), wanted, atol=1e-5, rtol=0)
+
+
+def test_adapted_forward_equals_the_float64_reference():
+    base = reference_logits(MODEL, tiny_params(), TOKENS)
+    wanted = reference_logits(MODEL, tiny_params(), TOKENS, adapter=tiny_adapter(), scale=ADAPTER_SCALE)
+    np.testing.assert_allclose(plain_logits(tiny_params(), tiny_adapter(), TOKENS), wanted, atol=2e-5, rtol=0)
+    assert np.abs(wanted - base).max() > 0.1
+
+
+def test_adapter_equals_merged_weights():
+    params, adapter = tiny_params(), tiny_adapter()
+    merged = {
+        name: getattr(params.layers, name)
+        + ADAPTER_SCALE * jnp.einsum("lor,lri->loi", getattr(adapter, name).b, getattr(adapter, name).a)
+        for name in LINEAR_MAPS
+    }
+    merged_params = params.replace(layers=params.layers.replace(**merged))
+    got, wanted = plain_logits(params, adapter, TOKENS), plain_logits(merged_params, None, TOKENS)
+    np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=0)
+
+
+def test_a_new_adapter_changes_no_bit():
+    fresh = Adapter(**{name: pair.replace(b=jnp.zeros_like(pair.b)) for name, pair in vars(tiny_adapter()).items()})
+    np.testing.assert_array_equal(plain_logits(tiny_params(), fresh, TOKENS), plain_logits(tiny_params(), None, TOKENS))
+
+
+def test_every_map_and_norm_takes_part():
+    """The gradient of the log-probabilities reaches each array of base and adapter."""
+
+    def total(params, adapter):
+        return jnp.sum(jax.nn.log_softmax(plain_logits(params, adapter, TOKENS))[:, 7])
+
+    for gradient in jax.grad(total, argnums=(0, 1))(tiny_params(), tiny_adapter()):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]:
+            is_stacked = leaf.shape[0] == MODEL.num_layers
+            assert all(np.any(np.asarray(g)) for g in (leaf if is_stacked else leaf[None])), path
+
+
+def test_rms_norm_by_hand():
+    x = jnp.array([[[3.0, 4.0]]])
+    got = rms_norm(x, jnp.array([1.0, 2.0]), 1e-5)
+    root = np.sqrt((9 + 16) / 2 + 1e-5)
+    np.testing.assert_allclose(got[0, 0], [3 / root, 8 / root], rtol=1e-6)
+    np.testing.assert_allclose(got[0, 0], row_norm(np.array([3.0, 4.0]), np.array([1.0, 2.0]), 1e-5), rtol=1e-6)
+
+
+def test_rotate_by_hand():
+    """Pair (0, 2) turns by position, pair (1, 3) by position / sqrt(theta)."""
+    x = jnp.array([1.0, 0.0, 0.0, 1.0])[None, None, None]
+    got = rotate(x, jnp.array([[3]]), theta=100.0)[0, 0, 0]
+    np.testing.assert_allclose(got, [np.cos(3), -np.sin(0.3), np.sin(3), np.cos(0.3)], atol=1e-6)
+    np.testing.assert_allclose(got, rotated(np.array([1.0, 0, 0, 1]), 3, 100.0), atol=1e-6)
+
+
+def test_rotated_products_depend_on_distance_only():
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))
+
+    def product(i, j):
+        return jnp.sum(rotate(q, jnp.array([[i]]), 100.0) * rotate(k, jnp.array([[j]]), 100.0))
+
+    np.testing.assert_allclose(product(9, 4), product(25, 20), atol=1e-5)
+    assert abs(product(9, 4) - product(9, 5)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"num_heads": 5}, "num_heads 5 must be a multiple of num_kv_heads 2"), ({"head_dim": 7}, "head_dim 7 must be even")],
+)
+def test_impossible_shapes_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**{**dataclasses.asdict(MODEL), **change})
