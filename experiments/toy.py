@@ -23,8 +23,15 @@ from envs.sandbox import default_factory
 from envs.splits import draw
 from envs.tool_calls import Tool
 from envs.tool_env import Effect, ToolEnv, describe
-from postrl.config import ColdStartConfig, EvaluationConfig, LearnerConfig, RlConfig, RolloutConfig, RunConfig
-from postrl.config import TrainableConfig
+from postrl.config import (
+    ColdStartConfig,
+    DomainConfig,
+    LearnerConfig,
+    RlConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainableConfig,
+)
 from postrl.contracts import Domain, Files, Finding, Resources, Sandbox, SandboxFactory, Split, Task, ToolCall, Verdict
 from postrl.learner.batch import RowShape
 from postrl.policy.base import Base
@@ -131,10 +138,10 @@ def random_base(seed: int = 0) -> Base:
 def config() -> RunConfig:
     return RunConfig(
         name="toy",
+        domains={"toy": DomainConfig(num_demonstrations=96, groups_per_step=8, num_heldout=48)},
         trainable=TrainableConfig(lora_rank=0),
-        cold_start=ColdStartConfig(num_demonstrations=96, num_epochs=25, batch_size=16, learning_rate=3e-3),
-        rl=RlConfig(num_steps=20, groups_per_domain=8, group_size=8, learning_rate=1e-3),
-        evaluation=EvaluationConfig(num_tasks=48),
+        cold_start=ColdStartConfig(num_epochs=11, batch_size=16, learning_rate=3e-3),
+        rl=RlConfig(num_steps=20, group_size=8, learning_rate=1e-3),
         learner=LearnerConfig(row_shapes=(RowShape(256, 192),), max_rows=16),
         rollout=RolloutConfig(
             engine=EngineConfig(

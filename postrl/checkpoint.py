@@ -16,7 +16,10 @@ class Checkpoints:
 
     def __init__(self, path: Path, max_to_keep: int = 2):
         # Two at least: a run may be killed between writing one and saying so in its journal, and then needs the one before.
-        options = ocp.CheckpointManagerOptions(max_to_keep=max(2, max_to_keep), enable_async_checkpointing=False)
+        # Version 0 is never dropped (its number divides by every period): each resume begins from the cold start's result.
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=max(2, max_to_keep), keep_period=1 << 40, enable_async_checkpointing=False
+        )
         self._manager = ocp.CheckpointManager(path.resolve(), options=options)
 
     def save(self, version: int, state: TrainState) -> str:
@@ -30,7 +33,9 @@ class Checkpoints:
     def restore(self, name: str, like: TrainState) -> TrainState:
         """The state saved under `name`, with the shapes and shardings of `like`."""
         abstract: Any = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        return self._manager.restore(int(name), args=ocp.args.StandardRestore(abstract))  # pyright: ignore[reportCallIssue]
+        arguments = ocp.args.StandardRestore(abstract)  # pyright: ignore[reportCallIssue]
+        restored: Any = self._manager.restore(int(name), args=arguments)
+        return restored
 
     def close(self) -> None:
         self._manager.close()

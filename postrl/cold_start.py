@@ -37,9 +37,9 @@ def cold_start(run: Run) -> Any:
     if committed is not None:
         assert committed.checkpoint is not None, "a committed cold start has a checkpoint"
         return run.checkpoints.restore(committed.checkpoint, like=state).trainable
+    run.metrics.rewind(PHASE, None)
+    step_of = run.compile_step(PHASE, run.step_config(Supervised(), optimizer), state)
     with run.timed(PHASE):
-        run.metrics.rewind(PHASE, None)
-        step_of = run.compile_step(PHASE, run.step_config(Supervised(), optimizer), state)
         run.progress.phase("cold start", total=num_steps)
         for step, batch in enumerate(batches(source, run, num_steps)):
             state, metrics = step_of(state, batch)
@@ -55,7 +55,7 @@ def demonstrate(run: Run) -> Any:
 
     The audit stops the run when a reference does not score 1: then the task, the sandbox or the verifier is broken.
     """
-    tasks = run.tasks("train", 0, run.config.cold_start.num_demonstrations)
+    tasks = run.demonstration_tasks()
     groups = run.journal.draw(PHASE, 0, tasks, group_size=1, run_seed=run.config.seed)
     path = trajectory_path(run.run_dir, PHASE, 0)
     run.progress.phase("demonstrations", total=len(tasks))
@@ -91,7 +91,8 @@ def batches(source: TrajectorySource, run: Run, num_steps: int) -> Iterator[Trai
     )
     for step in range(num_steps):
         groups: dict[str, list[Episode]] = defaultdict(list)
-        for row in dataset[step]:
+        rows: Any = dataset[step]
+        for row in rows:
             # The demonstrations of a domain share its system message: one group, whose beginning is computed once.
             groups[row["domain"]].append(demonstration(row["token_T"], row["is_policy_T"]))
         yield pack(list(groups.values()), learner.row_shapes, learner.max_rows)

@@ -31,8 +31,6 @@ class TrainableConfig:
 class ColdStartConfig:
     """A short supervised phase on reference trajectories, so that reinforcement learning finds first successes."""
 
-    num_demonstrations: int = 64
-    """Per domain."""
     num_epochs: int = 2
     batch_size: int = 16
     """Demonstrations a step."""
@@ -42,8 +40,6 @@ class ColdStartConfig:
 @dataclass(frozen=True)
 class RlConfig:
     num_steps: int = 36
-    groups_per_domain: int = 3
-    """Tasks of each domain a step."""
     group_size: int = 8
     """Episodes of each task."""
     learning_rate: float = 2e-4
@@ -62,15 +58,23 @@ class RlConfig:
         if self.group_size < 2:
             raise ValueError(f"rl.group_size is {self.group_size}; a group needs at least 2 members to compare")
         if self.max_off_policy_steps != 0:
-            raise ValueError(f"rl.max_off_policy_steps is {self.max_off_policy_steps}; only 0 (synchronous) is supported")
+            raise ValueError(
+                f"rl.max_off_policy_steps is {self.max_off_policy_steps}; only 0 (synchronous) is supported"
+            )
         if self.temperature <= 0:
             raise ValueError(f"rl.temperature is {self.temperature}; it must be positive (greedy groups teach nothing)")
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
-    num_tasks: int = 48
-    """Held-out tasks of each domain, each played once, greedily."""
+class DomainConfig:
+    """How much of a domain a run takes."""
+
+    num_demonstrations: int = 64
+    """Reference trajectories for the cold start."""
+    groups_per_step: int = 3
+    """Tasks a step of reinforcement learning."""
+    num_heldout: int = 48
+    """Held-out tasks of an evaluation, each played once, greedily."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class LearnerConfig:
 @dataclass(frozen=True)
 class RolloutConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
-    max_new_tokens: int = 64
+    max_new_tokens: int = 48
     """Of one completion."""
     max_attempts: int = 3
     """Attempts at an episode that fails through our own fault."""
@@ -102,12 +106,20 @@ class RunConfig:
     wandb_project: str = "postrl"
     checkpoint_every: int = 5
     """Steps of reinforcement learning between checkpoints."""
+    domains: dict[str, DomainConfig] = field(default_factory=dict)
+    """By name; at least one. The experiment's `Parts` bring the domains of these names."""
     trainable: TrainableConfig = field(default_factory=TrainableConfig)
     cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
     rl: RlConfig = field(default_factory=RlConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+
+    def __post_init__(self) -> None:
+        if not self.domains:
+            raise ValueError("domains is empty; name at least one, such as {'shell': DomainConfig()}")
+        num_episodes = sum(d.groups_per_step for d in self.domains.values()) * self.rl.group_size
+        if num_episodes < 1:
+            raise ValueError("no domain has groups_per_step > 0, so a step would have no episodes")
 
     @property
     def run_dir(self) -> Path:
@@ -119,12 +131,16 @@ class RunConfig:
     @property
     def fingerprint(self) -> str:
         """What decides the run's result: everything but where it is written."""
-        return digest_json({k: v for k, v in self.to_json().items() if k not in ("name", "runs_dir", "wandb_project")})[:16]
+        return digest_json({k: v for k, v in self.to_json().items() if k not in ("name", "runs_dir", "wandb_project")})[
+            :16
+        ]
 
 
 def num_leaf_fields(config: Any) -> int:
     """Fields that a user could set, nested dataclasses counted by their own fields."""
     values = [getattr(config, f.name) for f in dataclasses.fields(config)]
+    # Every domain takes the same fields, however many domains there are.
+    values = [next(iter(v.values())) if isinstance(v, dict) and v else v for v in values]
     return sum(num_leaf_fields(v) if dataclasses.is_dataclass(v) else 1 for v in values)
 
 

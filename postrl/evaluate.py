@@ -23,15 +23,17 @@ def evaluate(run: Run, name: str) -> Evaluation:
     """Plays the held-out tasks with the published policy (what a resumed run already played is taken from its journal)."""
     phase = f"evaluate:{name}"
     with run.timed(phase):
-        tasks = run.tasks("heldout", 0, run.config.evaluation.num_tasks)
+        tasks = run.heldout_tasks()
         run.progress.phase(f"evaluation of {name}", total=len(tasks))
         groups = run.journal.draw(phase, 0, tasks, group_size=1, run_seed=run.config.seed)
         ended = run.collect(phase, 0, groups, temperature=0.0)
     if run.journal.last_committed(phase) is None:
-        run.journal.commit_step(phase, 0)
         run.metrics.rewind(phase, None)
         run.metrics.log(phase, 0, success_metrics(ended))
-    return Evaluation(name, {e.episode.task.id: e.outcome.verdict.success for e in ended if isinstance(e.outcome, Scored)})
+        run.journal.commit_step(phase, 0)
+    return Evaluation(
+        name, {e.episode.task.id: e.outcome.verdict.success for e in ended if isinstance(e.outcome, Scored)}
+    )
 
 
 def success_metrics(ended: list[RecordedEpisode]) -> dict[str, float]:

@@ -178,6 +178,8 @@ def open_wandb(
     if mode == "disabled":
         say("wandb: disabled by WANDB_MODE")
         return None
+    # Weave would greet every run because a package named `verifiers` is imported; ours is not the one it knows.
+    os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
     # Imported here: it costs most of a second, and a worker or a notebook that only reads metrics doesn't need it.
     import wandb
 

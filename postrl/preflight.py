@@ -26,15 +26,17 @@ def preflight(run: Run) -> None:
         run.progress.update(3)
         check_engine(run, tasks[0])
         run.progress.update(4)
-        run.audit.check(
-            "base bytes on record", True, "The digest of the base's weights is recorded.", digest=tree_digest(run.parts.base.params)
-        ) if run.frozen is not None else None
+        if run.frozen is not None:
+            digest = tree_digest(run.frozen)
+            run.audit.check(
+                "base bytes on record", True, "The digest of the base's weights is recorded.", digest=digest
+            )
 
 
 def one_task_of_each_kind(run: Run) -> list[Task]:
     """A training task of every kind. AuditFailure when a domain does not generate a kind that it names."""
     tasks = []
-    for domain in run.parts.domains.values():
+    for domain in (run.parts.domains[name] for name in run.config.domains):
         of_kind: dict[str, Task] = {}
         for index in range(50 * len(domain.kinds)):
             task = domain.generate("train", run.config.seed, index)
@@ -55,10 +57,9 @@ def one_task_of_each_kind(run: Run) -> list[Task]:
 
 def check_splits(run: Run) -> None:
     """No held-out task is among those that the run trains on."""
-    config = run.config
-    num_train = config.cold_start.num_demonstrations + config.rl.num_steps * config.rl.groups_per_domain
-    train = {task.content_digest for task in run.tasks("train", 0, num_train)}
-    heldout = [task.content_digest for task in run.tasks("heldout", 0, config.evaluation.num_tasks)]
+    trained_on = run.demonstration_tasks() + run.rl_tasks(0, run.config.rl.num_steps)
+    train = {task.content_digest for task in trained_on}
+    heldout = [task.content_digest for task in run.heldout_tasks()]
     shared, repeated = sum(d in train for d in heldout), len(heldout) - len(set(heldout))
     run.audit.check(
         "held-out tasks are held out",
@@ -76,10 +77,15 @@ def check_splits(run: Run) -> None:
 def check_tokenizer(run: Run, tasks: list[Task]) -> None:
     chat = run.parts.base.chat
     broken = [
-        task.id for task in tasks for reply in task.reference if chat.decode(chat.encode_reply(reply)).strip() != reply.strip()
+        task.id
+        for task in tasks
+        for reply in task.reference
+        if chat.decode(chat.encode_reply(reply)).strip() != reply.strip()
     ]
     hostile = f"text {chat.eos_token} text"
-    leaked = int(np.sum(chat.continuation(True, hostile) == chat.eos_id) - np.sum(chat.continuation(True, "text") == chat.eos_id))
+    leaked = int(
+        np.sum(chat.continuation(True, hostile) == chat.eos_id) - np.sum(chat.continuation(True, "text") == chat.eos_id)
+    )
     run.audit.check(
         "tokenizer round trip",
         not broken and leaked == 0,
@@ -101,8 +107,7 @@ def check_verifiers(run: Run, tasks: list[Task]) -> None:
         groups: tuple[Group, ...] = run.journal.draw(PHASE, step, tasks, group_size=1, run_seed=run.config.seed)
         with run.progress.waiting(f"{len(tasks)} episodes: {name}"):
             ended = run.collector.collect(groups, sampler_for)
-        if run.journal.last_committed(PHASE) is None or step > run.journal.last_committed(PHASE).step:
-            run.journal.commit_step(PHASE, step)
+        run.journal.commit_step(PHASE, step)
         wrong = [e for e in ended if not (isinstance(e.outcome, Scored) and e.outcome.verdict.reward == wanted)]
         run.audit.check(
             name,
@@ -141,9 +146,10 @@ def check_engine(run: Run, task: Task) -> None:
     sampler.end(-1)
     num_others = min(20, run.config.rollout.engine.num_slots)
     futures = [
-        run.engine.submit(prompt_T, seed=1 + i, session=-2 - i, temperature=1.0, max_new_tokens=8) for i in range(num_others)
+        run.engine.submit(prompt_T, seed=1 + i, session=-2 - i, temperature=1.0, max_new_tokens=8)
+        for i in range(num_others)
     ]
-    among = [future.result() for future in futures][0]
+    among, *_ = [future.result() for future in futures]
     for i in range(num_others):
         run.engine.end(-2 - i)
     same = np.array_equal(alone.token_T, among.token_T) and np.array_equal(alone.logprob_T, among.logprob_T)

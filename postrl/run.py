@@ -17,10 +17,11 @@ from postrl.learner.group_batch import EndedEpisode, StepData, step_data
 from postrl.learner.step import TrainState, init_state
 from postrl.preflight import preflight
 from postrl.run_state import Parts, Run, open_run
-from postrl.step_audit import audit_step
 from postrl.scheduler.collect import by_group
 from postrl.scheduler.groups import Group, RecordedEpisode
+from postrl.step_audit import audit_step
 from postrl.summary import finish
+
 
 def train(config: RunConfig, parts: Parts) -> Path:
     """Runs, or resumes, `config` to its end; returns the run directory.
@@ -28,8 +29,8 @@ def train(config: RunConfig, parts: Parts) -> Path:
     Raises ValueError for a config that contradicts the directory, and `postrl.audit.AuditFailure` when an invariant breaks.
     """
     with open_run(config, parts) as run:
-        preflight(run)
         run.publish(run.initial_trainable(), version=0)
+        preflight(run)
         evaluate(run, "base")
         run.publish(trained := cold_start(run), version=1)
         evaluate(run, "cold_start")
@@ -62,11 +63,9 @@ def resume(run: Run, trained: Any) -> tuple[TrainState, int]:
 
 
 def draw(run: Run, step: int) -> tuple[Group, ...]:
-    """The step's groups: the next tasks of every domain, after those that the cold start demonstrated."""
+    """The step's groups, on record in the journal before the first of their episodes is played."""
     config = run.config
-    first = config.cold_start.num_demonstrations + step * config.rl.groups_per_domain
-    tasks = run.tasks("train", first, config.rl.groups_per_domain)
-    return run.journal.draw("rl", step, tasks, group_size=config.rl.group_size, run_seed=config.seed)
+    return run.journal.draw("rl", step, run.rl_tasks(step), group_size=config.rl.group_size, run_seed=config.seed)
 
 
 def learner_data(run: Run, groups: tuple[Group, ...], ended: list[RecordedEpisode]) -> StepData:
@@ -89,10 +88,10 @@ def commit(run: Run, step: int, state: TrainState, metrics: dict[str, float]) ->
     last = step + 1 == config.rl.num_steps
     due = last or (step + 1) % config.checkpoint_every == 0
     name = run.checkpoints.save(step + 1, state) if due else None
-    run.journal.commit_step("rl", step, checkpoint=name)
     metrics = metrics | run.engine_metrics()
-    run.metrics.log("rl", step, metrics)
-    for domain in run.parts.domains:
+    run.metrics.log("rl", step, metrics)  # before the step counts as done: a kill between the two would lose the line
+    run.journal.commit_step("rl", step, checkpoint=name)
+    for domain in config.domains:
         run.progress.domain(domain, metrics.get(f"success.{domain}", 0.0))
     run.progress.update(
         step + 1,

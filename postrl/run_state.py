@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import subprocess
 import time
@@ -20,10 +21,10 @@ import optax
 from postrl.audit import Audit
 from postrl.checkpoint import Checkpoints
 from postrl.config import RunConfig
-from postrl.contracts import Domain, SandboxFactory, Task, Verifier
+from postrl.contracts import Domain, SandboxFactory, Split, Task, Verifier
 from postrl.learner.batch import RowShape, TrainBatch, empty_batch
 from postrl.learner.losses import Loss
-from postrl.learner.step import StepConfig, TrainState, init_state, policy_parts, train_step
+from postrl.learner.step import StepConfig, TrainState, policy_parts, train_step
 from postrl.metrics import MetricsLog, open_wandb
 from postrl.policy.base import Base
 from postrl.policy.model import Params, adapter_specs
@@ -97,7 +98,7 @@ class Run:
         """The step, compiled for every row shape before the loop begins; its memory report goes to `aot/`."""
         compiled, report = {}, {}
         shapes, max_rows = self.config.learner.row_shapes, self.config.learner.max_rows
-        with self.progress.waiting(f"compilation of the {name} step"):
+        with self.timed("compilation"), self.progress.waiting(f"compilation of the {name} step"):
             for shape in shapes:
                 start = time.perf_counter()
                 batch = empty_batch(shape, max_rows)
@@ -138,9 +139,7 @@ class Run:
             digest=held[:16],
         )
 
-    def collect(
-        self, phase: str, step: int, groups: tuple[Group, ...], *, temperature: float
-    ) -> list[RecordedEpisode]:
+    def collect(self, phase: str, step: int, groups: tuple[Group, ...], *, temperature: float) -> list[RecordedEpisode]:
         """Plays what the journal lacks with the published policy, and writes the step's Parquet file."""
         sampler = PolicySampler(self.engine, temperature, self.config.rollout.max_new_tokens)
         num_episodes = sum(len(group.episodes) for group in groups)
@@ -163,10 +162,30 @@ class Run:
             max_attempts=rollout.max_attempts,
         )
 
-    def tasks(self, split: Any, first: int, num: int) -> list[Task]:
-        """`num` tasks of every domain, the domains in turn, so that no domain waits for another's slots."""
-        domains = self.parts.domains.values()
-        return [d.generate(split, self.config.seed, first + i) for i in range(num) for d in domains]
+    def tasks(self, split: Split, spans: Mapping[str, tuple[int, int]]) -> list[Task]:
+        """Of each domain in `spans` the tasks first..first+num-1; the domains in turn, so that none waits for slots."""
+        seed = self.config.seed
+        of_domain = [
+            [self.parts.domains[name].generate(split, seed, first + i) for i in range(num)]
+            for name, (first, num) in spans.items()
+        ]
+        return [task for turn in itertools.zip_longest(*of_domain) for task in turn if task is not None]
+
+    def demonstration_tasks(self) -> list[Task]:
+        return self.tasks("train", {name: (0, d.num_demonstrations) for name, d in self.config.domains.items()})
+
+    def rl_tasks(self, step: int, num_steps: int = 1) -> list[Task]:
+        """The next tasks of every domain, after those that the cold start demonstrated."""
+        return self.tasks(
+            "train",
+            {
+                name: (d.num_demonstrations + step * d.groups_per_step, num_steps * d.groups_per_step)
+                for name, d in self.config.domains.items()
+            },
+        )
+
+    def heldout_tasks(self) -> list[Task]:
+        return self.tasks("heldout", {name: (0, d.num_heldout) for name, d in self.config.domains.items()})
 
     def engine_metrics(self) -> dict[str, float]:
         """What the engine did, and where the seconds went, since the last call."""
@@ -177,7 +196,8 @@ class Run:
         return {
             **{f"seconds.{name}": value for name, value in seconds.items()},
             "seconds.engine_idle": now.idle_s - before.idle_s,
-            "tokens_per_s": (now.num_sampled_tokens - before.num_sampled_tokens) / max(seconds.get("rollout", 0.0), 1e-9),
+            "tokens_per_s": (now.num_sampled_tokens - before.num_sampled_tokens)
+            / max(seconds.get("rollout", 0.0), 1e-9),
             "engine.rows": (now.num_sampled_tokens - before.num_sampled_tokens)
             / max(1, now.num_decode_steps - before.num_decode_steps),
             "engine.busy_s": busy_s,
@@ -199,7 +219,9 @@ class Run:
             yield
         finally:
             self.phases_s[phase] = self.phases_s.get(phase, 0.0) + time.perf_counter() - start
-            (self.run_dir / "phases.json").write_text(json.dumps(self.phases_s))
+            partial = self.run_dir / ".phases.json.partial"
+            partial.write_text(json.dumps(self.phases_s))
+            partial.replace(self.run_dir / "phases.json")
 
 
 @contextmanager
@@ -245,6 +267,9 @@ def open_run(config: RunConfig, parts: Parts) -> Iterator[Run]:
 
 
 def _check_same_config(path: Path, config: RunConfig, parts: Parts) -> None:
+    unknown = sorted(config.domains.keys() - parts.domains.keys())
+    if unknown:
+        raise ValueError(f"config.domains names {unknown}; the experiment brings {sorted(parts.domains)}")
     if path.exists():
         before = json.loads(path.read_text())["fingerprint"]
         if before != config.fingerprint:

@@ -52,14 +52,26 @@ def check_end(run: Run) -> None:
     run.audit.check(
         "each prompt counted once",
         not problems,
-        "Every prompt drawn was counted exactly once, with every episode's outcome." if not problems else " ".join(problems),
+        "Every prompt drawn was counted exactly once, with every episode's outcome."
+        if not problems
+        else " ".join(problems),
         num_prompts={phase.phase: phase.num_prompts for phase in counts.phases.values()},
     )
 
 
 def summarize(run_dir: Path, phases_s: dict[str, float]) -> dict[str, Any]:
     """The contents of `summary.json` but for the audit's word, from the run's Parquet files."""
-    columns = ["phase", "domain", "kind", "task_id", "outcome", "success", "num_policy_tokens", "num_tool_calls", "sandbox_s"]
+    columns = [
+        "phase",
+        "domain",
+        "kind",
+        "task_id",
+        "outcome",
+        "success",
+        "num_policy_tokens",
+        "num_tool_calls",
+        "sandbox_s",
+    ]
     rows = read_trajectories(run_dir / "trajectories", columns=columns)
     scored: dict[str, dict[str, dict[str, Any]]] = {stage: {} for stage in STAGES}
     for row in rows:
@@ -78,7 +90,9 @@ def summarize(run_dir: Path, phases_s: dict[str, float]) -> dict[str, Any]:
         domains[domain] = stage_result(lambda r, domain=domain: r["domain"] == domain)
         domains[domain]["kinds"] = {
             kind: {
-                stage: _mean([r["success"] for r in scored[stage].values() if (r["domain"], r["kind"]) == (domain, kind)])
+                stage: _mean(
+                    [r["success"] for r in scored[stage].values() if (r["domain"], r["kind"]) == (domain, kind)]
+                )
                 for stage in STAGES
             }
             for kind in sorted(names)
@@ -136,4 +150,3 @@ def _rate(successes: list[bool]) -> dict[str, Any]:
 
 def _mean(successes: list[bool]) -> float | None:
     return sum(successes) / len(successes) if successes else None
-

@@ -4,18 +4,18 @@
     python scripts/bench_engine.py              # about 10 minutes on two cores
     python scripts/bench_engine.py --quick      # under two minutes
 
-Both sides: weights from the same GGUF file, the same token ids (distinct random words, so no prompt shares a prefix with
-another), greedy, the end token disabled so that lengths are equal, the same CPUs. Theirs: `generate` with its defaults (SDPA
-attention, dynamic cache), the whole batch in one call, prefill timed up to the first call of a logits processor. Ours: the
-engine's defaults; every prompt is a session, prefill is its first token, decode a second request that goes on from there.
-Figures: README, "Measured".
+Both sides: weights from the same GGUF file, the same token ids (distinct random words, so no prompt shares a prefix
+with another), greedy, the end token disabled so that lengths are equal, the same CPUs. Theirs: `generate` with its
+defaults (SDPA attention, dynamic cache), the whole batch in one call, prefill timed up to the first call of a logits
+processor. Ours: the engine's defaults with a row bucket for every batch size; every prompt is a session, prefill is
+its first token, decode a second request that goes on from there. Figures: README, "Measured".
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class EngineOptions(Options):
 
 @dataclass(frozen=True)
 class Generated:
-    """What one side made of a batch: token ids [B, T], and the seconds to the first token and from there to the last."""
+    """What one side made of a batch: token ids [B, T], the seconds to the first, and from there to the last."""
 
     token_BT: np.ndarray
     prefill_s: float
@@ -42,14 +42,14 @@ class Generated:
 
 
 class Ours:
-    """`postrl.rollout.engine.Engine` with its defaults."""
+    """`postrl.rollout.engine.Engine`, sized for the batches that it will meet."""
 
-    def __init__(self, base: Any, num_slots: int):
+    def __init__(self, base: Any, batches: tuple[int, ...]):
         from postrl.rollout.engine import Engine, EngineConfig
 
-        config = EngineConfig()
-        if num_slots > config.num_slots:
-            raise ValueError(f"a batch of {num_slots} does not fit the engine's {config.num_slots} slots; lower --batches")
+        # A decode step takes the smallest bucket of rows that holds its requests, 8 at least.
+        rows = sorted({max(8, batch) for batch in batches})
+        config = EngineConfig(num_slots=rows[-1], row_buckets=tuple(rows))
         self.engine = Engine(base.model, base.params, None, 0.0, eos_id=-1, config=config)
         self._next_session = 0
 
@@ -108,21 +108,24 @@ class Theirs:
         end = time.perf_counter()
         new_BT = out_BT[:, token_BT.shape[1] :].numpy()
         if new_BT.shape[1] != num_new:
-            raise ValueError(f"transformers generated {new_BT.shape[1]} tokens instead of {num_new}: was its end token disabled?")
+            raise ValueError(
+                f"transformers generated {new_BT.shape[1]} tokens instead of {num_new}: was its end token disabled?"
+            )
         return Generated(new_BT, first_logits_at[0] - start, end - first_logits_at[0])
 
 
 def compare(ours: Ours, theirs: Theirs, base: Any, batch: int, options: EngineOptions) -> tuple[Samples, float]:
     """Seconds of both sides, and the share of greedy tokens on which they agree."""
-    from peers import words_T
+    from peers import word_ids
 
+    words_N = word_ids(base.chat)
     outputs: dict[str, dict[int, np.ndarray]] = {"ours": {}, "transformers": {}}
 
     def side(name: str, generate: Any) -> Any:
         def run(k: int) -> dict[str, float]:
             # New prompts every round: the engine would find old ones in its slots.
             rng = np.random.default_rng([batch, k])
-            prompts = [words_T(base.chat, options.prompt_tokens, rng) for _ in range(batch)]
+            prompts = list(rng.choice(words_N, (batch, options.prompt_tokens)))
             made: Generated = generate(prompts, options.new_tokens)
             outputs[name][k] = made.token_BT
             return {"prefill": made.prefill_s, "decode": made.decode_s, "total": made.prefill_s + made.decode_s}
@@ -130,7 +133,9 @@ def compare(ours: Ours, theirs: Theirs, base: Any, batch: int, options: EngineOp
         return run
 
     sides = {"ours": side("ours", ours.generate), "transformers": side("transformers", theirs.generate)}
-    samples = alternate(sides, num_rounds=options.num_rounds, say=lambda text: print(f"batch {batch:>2}  {text}", flush=True))
+    samples = alternate(
+        sides, num_rounds=options.num_rounds, say=lambda text: print(f"batch {batch:>2}  {text}", flush=True)
+    )
     same = [np.mean(outputs["ours"][k] == outputs["transformers"][k]) for k in outputs["ours"]]
     return samples, float(np.mean(same))
 
@@ -158,22 +163,22 @@ def rows_of(samples: Samples, same: float, batch: int, options: EngineOptions) -
 def main() -> int:
     options = tyro.cli(EngineOptions)
     if options.quick:
-        options = EngineOptions(
-            True, options.json, options.strict, options.num_threads, num_rounds=1, batches=(8, 32), prompt_tokens=64, new_tokens=16
-        )
+        options = replace(options, num_rounds=1, batches=(8, 32), prompt_tokens=64, new_tokens=16)
     use_cpus(options.num_threads)
     from postrl.policy.base import smollm2_135m
 
     print("loading SmolLM2-135M-Instruct on both sides ...", flush=True)
     base = smollm2_135m()
     theirs = Theirs(options.num_threads)
-    ours = Ours(base, max(options.batches))
+    ours = Ours(base, options.batches)
     rows = []
     with ours.engine:
         for batch in options.batches:
             rows += rows_of(*compare(ours, theirs, base, batch, options), batch, options)
     sizes = f"prompts of {options.prompt_tokens} tokens, {options.new_tokens} new ones"
-    return finish(f"Engine beside transformers: SmolLM2-135M, float32, {options.num_threads} threads, {sizes}", rows, options)
+    return finish(
+        f"Engine beside transformers: SmolLM2-135M, float32, {options.num_threads} threads, {sizes}", rows, options
+    )
 
 
 if __name__ == "__main__":

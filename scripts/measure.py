@@ -1,11 +1,12 @@
 """The shape that the measuring scripts share: sides in turns, medians and spread, a table, and rows of JSON.
 
-A script makes a `Row` for each figure that an issue or the README names and returns `finish(rows, options)` as its exit
-status: 0 when it could measure, whatever the values; under `--strict` 1 when a goal is missed. A comparison runs its sides
-alternately in one process (A B A B ...), after a warm-up, so that what else the machine does meets both alike; figures are
-medians over rounds, ratios are formed within a round.
+A script makes a `Row` for each figure that an issue or the README names and returns `finish(rows, options)` as its
+exit status: 0 when it could measure, whatever the values; under `--strict` 1 when a goal is missed. A comparison runs
+its sides alternately in one process (A B A B ...), after a warm-up, so that what else the machine does meets both
+alike; figures are medians over rounds, ratios are formed within a round.
 
-The JSON is a list of objects with the keys `name, value, unit, goal, met, how`; `goal` and `met` are null where none is set.
+The JSON is a list of objects with the keys `name, value, unit, goal, met, how`; `goal` and `met` are null where none
+is set.
 """
 
 from __future__ import annotations
@@ -127,10 +128,18 @@ def use_cpus(num: int) -> None:
 def finish(title: str, rows: Sequence[Row], options: Options) -> int:
     """Prints the table, writes the JSON file, and returns the exit status."""
     table = Table(title=title, title_justify="left")
-    for heading, justify in (("figure", "left"), ("value", "right"), ("unit", "left"), ("goal", "right"), ("how", "left")):
+    for heading, justify in (
+        ("figure", "left"),
+        ("value", "right"),
+        ("unit", "left"),
+        ("goal", "right"),
+        ("how", "left"),
+    ):
         table.add_column(heading, justify=justify, overflow="fold")  # pyright: ignore[reportArgumentType]
     for row in rows:
-        goal = "" if row.goal is None else f"{'<=' if row.at_most else '>='} {row.goal:g} {'met' if row.met else 'MISSED'}"
+        goal = (
+            "" if row.goal is None else f"{'<=' if row.at_most else '>='} {row.goal:g} {'met' if row.met else 'MISSED'}"
+        )
         table.add_row(row.name, f"{row.value:.4g}", row.unit, goal, row.how)
     Console().print(table)
     if options.json is not None:

@@ -1,12 +1,13 @@
 """The default base as Hugging Face `transformers` loads it, and prompts for both sides of a comparison (extra `peers`).
 
 The same GGUF file, dequantised to float32 by both loaders: tests/test_parity.py holds them to the same logits.
-Shapes: T tokens.
+Shapes: N tokens of the vocabulary.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -36,20 +37,11 @@ def transformers_model(num_threads: int) -> Any:
     return model.eval()
 
 
-_WORDS = (
-    "account answer area bank base board book box budget car case change child city class code color company cost country "
-    "course data day debt dog door earth end energy error event eye face fact family father field file film fire food foot "
-    "form friend game garden girl glass gold group hand head heart history home horse hour house idea income interest island "
-    "job key king land language law letter level life light line list market meeting member mind minute money month morning "
-    "mother mountain music name nature news night number office order page paper parent part party people person picture "
-    "place plan plant point power price problem product profit question rain rate reason report result river road room "
-    "school science sea second service shape ship side sister size sky snow song sound space star state stone story street "
-    "student summer sun system table tax teacher team test thing time town tree truth value voice wall war water way week "
-    "white wife wind window winter wood word work world year"
-).split()
+def word_ids(chat: ChatFormat) -> np.ndarray:
+    """int32 [N]: frequent words, or beginnings of words, each with a leading space; for texts of known length.
 
-
-def words_T(chat: ChatFormat, num_tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """int32 [T]: `num_tokens` random words, each one token with its leading space, so that lengths are exact."""
-    ids = [chat.tokenizer.encode(f" {word}", add_special_tokens=False).ids for word in _WORDS]
-    return rng.choice(np.array([i for [i, *rest] in ids if not rest], np.int32), num_tokens)
+    The vocabulary is in order of merging, so that low ids are frequent; byte-level BPE writes a space as `Ġ`.
+    """
+    vocabulary = chat.tokenizer.get_vocab()
+    frequent = sorted((i, token) for token, i in vocabulary.items() if i < 5000)
+    return np.array([i for i, token in frequent if re.fullmatch("Ġ[a-z]{4,8}", token)], np.int32)

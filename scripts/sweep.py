@@ -4,15 +4,15 @@
     python scripts/sweep.py FILE --json rows.json          # the results as rows, too
     python scripts/sweep.py FILE -- --rl.num_steps=3       # what follows -- goes to every run
 
-The same file works with `wandb sweep FILE`. Read here: `program`, `method` (grid or random), `run_cap`, and `parameters`
-with `value`, `values` or `min` and `max`, under flat dotted names. `command` belongs to wandb's agent and is not read: a run
-here is `program --name=<sweep>/<its values> --<parameter>=<value> ...`. A run that is finished is not repeated, and one that
-was interrupted resumes, because its name says its values. Exits with 1 when a run failed; the others still run.
+The same file works with `wandb sweep FILE`. Read here: `program`, `method` (grid or random), `run_cap`, and
+`parameters` with `value`, `values` or `min` and `max`, under flat dotted names. `command` belongs to wandb's agent and
+is not read: a run here is `program --name=<sweep>/<its values> --<parameter>=<value> ...`. A run that is finished is
+not repeated, and one that was interrupted resumes, because its name says its values. Exits with 1 when a run failed;
+the others still run.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import tyro
 import yaml
 from measure import Row
 from rich.console import Console
@@ -93,6 +94,10 @@ def _distribution(name: str, spec: Mapping[str, Any]) -> Callable[[random.Random
         options = _options(name, spec)
         return lambda rng: rng.choice(options)
     low, high = spec["min"], spec["max"]
+    if not (isinstance(low, int | float) and isinstance(high, int | float) and low <= high):
+        raise ValueError(
+            f"parameter {name}: min {low!r} and max {high!r} are no range (YAML reads 1e-5 as text: 1.0e-5)"
+        )
     whole = isinstance(low, int) and isinstance(high, int)
     match spec.get("distribution", "int_uniform" if whole else "uniform"):
         case "int_uniform":
@@ -174,22 +179,31 @@ def table(sweep: Sweep, summaries: Mapping[str, dict[str, Any] | None]) -> Table
     return result
 
 
+@dataclass(frozen=True)
+class Options:
+    file: tyro.conf.Positional[Path]
+    """wandb sweep file."""
+    json: Path | None = None
+    """Write the figures to this file."""
+    num_runs: int | None = None
+    """At most so many runs; by default the file's run_cap."""
+    seed: int = 0
+    """Of a random sweep's values."""
+    runs_dir: Path = Path("runs")
+    dry_run: bool = False
+    """Print the commands only."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("file", type=Path, help="wandb sweep file")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--num-runs", type=int, help="at most so many runs (default: the file's run_cap)")
-    parser.add_argument("--seed", type=int, default=0, help="of a random sweep's values")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
-    parser.add_argument("extra", nargs="*", help="flags for every run, after --")
-    options = parser.parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    end = given.index("--") if "--" in given else len(given)
+    options, extra = tyro.cli(Options, args=given[:end]), given[end + 1 :]
     sweep = load_sweep(options.file, num_runs=options.num_runs, seed=options.seed)
     if options.dry_run:
         for point in sweep.points:
-            print(*command(sweep, point, options.runs_dir, options.extra))
+            print(*command(sweep, point, options.runs_dir, extra))
         return 0
-    summaries = run_all(sweep, options.runs_dir, options.extra)
+    summaries = run_all(sweep, options.runs_dir, extra)
     Console().print(table(sweep, summaries))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)

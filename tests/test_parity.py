@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers", reason=REASON)
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+from tokenizers.pre_tokenizers import Digits, Sequence  # noqa: E402
 
 from postrl.contracts import Message  # noqa: E402
 from postrl.policy.attention import packed, segment_mask  # noqa: E402
@@ -25,7 +26,9 @@ NUM_GREEDY_TOKENS = 64
 
 CHAT = (
     Message("system", "You answer with one shell command. The files lie in the current directory."),
-    Message("user", "How many lines of notes.txt contain the word 'apple'? There are 3 files: a.csv, notes.txt, run.sh"),
+    Message(
+        "user", "How many lines of notes.txt contain the word 'apple'? There are 3 files: a.csv, notes.txt, run.sh"
+    ),
     Message("assistant", "grep -c apple notes.txt"),
     Message("user", "It printed 12. Which of the lines is the longest, and what is its length in characters?"),
 )
@@ -38,23 +41,29 @@ def base():
 
 @pytest.fixture(scope="module")
 def reference():
-    """`transformers`' model and tokenizer of the same file; the disk only."""
+    """`transformers`' model and tokenizer of the same file, from the disk alone."""
     path = smollm2_path()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    # Loading a tokenizer of a GGUF file takes transformers 10 s; only where it is needed.
-    return SimpleNamespace(
-        model=model, tokenizer=lambda: transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    # It drops what the file says of the pre-tokenizer (`smollm`: every digit on its own, before the GPT-2 split), so it
+    # splits "\n\n1" otherwise than the model was trained on. Put back, it must agree with ours on everything.
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+    return SimpleNamespace(model=model, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")
 def chat_T(base):
     """int32 [200]: a conversation of several turns, cut to length."""
     token_T = base.chat.opening(CHAT)
-    reply_T = base.chat.encode_reply("awk '{ if (length($0) > n) { n = length($0); line = $0 } } END { print n, line }' notes.txt")
-    token_T = np.concatenate([token_T, reply_T, base.chat.continuation(True, "41 a green apple fell off the old tree by the river")])
-    token_T = np.concatenate([token_T, base.chat.encode_reply("The longest line has 41 characters. " * 8)])
+    reply_T = base.chat.encode_reply(
+        "awk 'length($0) > n { n = length($0); line = $0 } END { print n, line }' notes.txt"
+    )
+    token_T = np.concatenate([token_T, reply_T, base.chat.continuation(True, "51 a green apple fell off the old tree")])
+    token_T = np.concatenate([token_T, base.chat.encode_reply("The longest line has 51 characters. " * 8)])
     assert len(token_T) >= NUM_CHAT_TOKENS
     return token_T[:NUM_CHAT_TOKENS]
 
@@ -106,20 +115,15 @@ TEXTS = (
     "def f(x):\n    return x + 1\n\n\nclass A:\n\tpass\n",
     "  two leading spaces,   three inside, trailing  ",
     "naïve café, 东京 2024, emoji 🙂, combining e\u0301, tab\tand\r\nCRLF",
+    "\n\n1. first\n\n2. second  10   200",
     "$ awk -F, '$3 > 10 { n++ } END { print n }' a.csv | sort -rn | head -5",
     "",
 )
 
 
 def test_tokenizers_agree(base, reference):
-    theirs = reference.tokenizer()
-    # transformers drops what the file says of the pre-tokenizer (`smollm`: every digit on its own, before the GPT-2 split), and
-    # so splits "\n\n1" otherwise than the model was trained on; put back, both must agree on everything.
-    from tokenizers import pre_tokenizers
-
-    backend = theirs.backend_tokenizer
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer])
-    for text in (*TEXTS, "\n\n1. first\n\n2. second", "a  10   200"):
+    theirs = reference.tokenizer
+    for text in TEXTS:
         assert base.chat.tokenizer.encode(text, add_special_tokens=False).ids == theirs(text)["input_ids"], repr(text)
     messages = [{"role": m.role, "content": m.content} for m in CHAT]
     rendered = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
@@ -127,7 +131,8 @@ def test_tokenizers_agree(base, reference):
 
 
 def test_special_tokens_agree(base, reference):
-    theirs = reference.tokenizer()
+    theirs = reference.tokenizer
     assert (base.chat.eos_id, base.chat.eos_token) == (theirs.eos_token_id, theirs.eos_token)
     assert base.chat.tokenizer.get_vocab_size() == len(theirs) == base.model.vocab_size
-    assert set(theirs.all_special_tokens) <= {t.content for t in base.chat.tokenizer.get_added_tokens_decoder().values()}
+    added = base.chat.tokenizer.get_added_tokens_decoder().values()
+    assert set(theirs.all_special_tokens) <= {token.content for token in added if token.special}

@@ -1,4 +1,4 @@
-"""The local sweep: what wandb's file means, what each run is called and told, and that wandb's agent tells it the same."""
+"""The local sweep: what wandb's file means, what each run is called and told, and that wandb's agent does so too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sweep
 import tyro
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-from experiments.quickstart import config
+from experiments.quickstart import Arguments, config
 from postrl.config import RunConfig
 
 QUICKSTART_LR = Path(__file__).parent.parent / "experiments/sweeps/quickstart_lr.yaml"
@@ -29,7 +29,7 @@ run_dir = pathlib.Path(flags["runs_dir"], flags["name"])
 run_dir.mkdir(parents=True)
 rl = {"success": rate / 10, "ci": [0.0, 1.0], "num_tasks": 10}
 (run_dir / "summary.json").write_text(json.dumps({
-    "overall": {"cold_start": {"success": 0.1}, "rl": rl}, "gain": {"points": 100 * rate / 10 - 10, "ci": [-5.0, 50.0]},
+    "overall": {"cold_start": {"success": 0.2}, "rl": rl}, "gain": {"points": 100 * rate / 10 - 20, "ci": [-5.0, 50.0]},
     "num_faults": 0, "wall_s": 60.0, "flags": flags,
 }))
 """
@@ -37,7 +37,7 @@ rl = {"success": rate / 10, "ci": [0.0, 1.0], "num_tasks": 10}
 
 def write(path: Path, **spec: object) -> Path:
     file = path / "rates.yaml"
-    file.write_text(json.dumps(spec))  # JSON is YAML
+    file.write_text(sweep.yaml.safe_dump(spec, sort_keys=False))
     return file
 
 
@@ -45,6 +45,11 @@ def rates_sweep(path: Path, rates: list[int]) -> Path:
     (path / "program.py").write_text(PROGRAM)
     parameters = {"rl.learning_rate": {"values": rates}}
     return write(path, program=str(path / "program.py"), method="grid", parameters=parameters)
+
+
+def parse(flags: list[str]) -> RunConfig:
+    """What `experiments/quickstart.py` makes of its command line."""
+    return tyro.cli(Arguments, default=Arguments(config()), args=flags).run
 
 
 def test_a_grid_is_every_combination_with_the_last_parameter_fastest(tmp_path):
@@ -82,7 +87,11 @@ def test_random_values_follow_wandbs_rules_and_the_seed(tmp_path):
         ({"method": "random"}, "run_cap"),
         ({"parameters": {"x": {"min": 0, "max": 1}}}, "a grid needs value or values"),
         ({"parameters": {"x": {"values": []}}}, "no values"),
-        ({"method": "random", "run_cap": 1, "parameters": {"x": {"min": 0, "max": 1, "distribution": "beta"}}}, "'beta'"),
+        ({"method": "random", "run_cap": 1, "parameters": {"x": {"min": "1e-5", "max": 1}}}, "YAML reads 1e-5 as text"),
+        (
+            {"method": "random", "run_cap": 1, "parameters": {"x": {"min": 0, "max": 1, "distribution": "beta"}}},
+            "'beta'",
+        ),
     ],
 )
 def test_what_cannot_run_here_is_refused_with_the_reason(tmp_path, changed, says):
@@ -103,9 +112,9 @@ def test_runs_are_collected_into_rows_and_finished_ones_are_not_repeated(tmp_pat
     found = json.loads(json_file.read_text())
     assert [(row["name"], row["value"], row["unit"]) for row in found] == [
         ("rates/rl.learning_rate=1: success", 0.1, "share"),
-        ("rates/rl.learning_rate=1: gain", 0.0, "points"),
+        ("rates/rl.learning_rate=1: gain", -10.0, "points"),
         ("rates/rl.learning_rate=5: success", 0.5, "share"),
-        ("rates/rl.learning_rate=5: gain", 40.0, "points"),
+        ("rates/rl.learning_rate=5: gain", 30.0, "points"),
     ]
     assert all(set(row) == {"name", "value", "unit", "goal", "met", "how"} for row in found)
     summary = json.loads((tmp_path / "runs/rates/rl.learning_rate=5/summary.json").read_text())
@@ -127,7 +136,7 @@ def test_the_quickstart_sweep_names_fields_that_the_quickstart_has():
     assert len(loaded.points) == 4 and (QUICKSTART_LR.parents[2] / loaded.program).is_file()
     for point in loaded.points:
         flags = sweep.command(loaded, point, Path("elsewhere"), [])[2:]
-        parsed = tyro.cli(RunConfig, default=config(), args=flags)
+        parsed = parse(flags)
         assert parsed.rl.learning_rate == point["rl.learning_rate"] and parsed.seed == point["seed"]
         assert parsed.run_dir == Path("elsewhere", sweep.run_name(loaded, point))
     assert len({sweep.run_name(loaded, point) for point in loaded.points}) == 4
@@ -143,8 +152,10 @@ def test_wandbs_agent_gives_each_run_of_the_quickstart_sweep_its_values_and_a_na
         for chunk in create_sweep_command(list(spec["command"]))
         for part in (macros[chunk[2:-1]] if chunk.startswith("${") and chunk.endswith("}") else [chunk])
     ]
-    printed = subprocess.run(argv, env={"WANDB_RUN_ID": "abc123", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    printed = subprocess.run(
+        argv, env={"WANDB_RUN_ID": "abc123", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
     flags = printed.stdout.split()
     assert flags == ["--rl.learning_rate=0.0001", "--seed=0", "--name=quickstart_lr/abc123"]
-    parsed = tyro.cli(RunConfig, default=config(), args=flags)
+    parsed = parse(flags)
     assert (parsed.name, parsed.rl.learning_rate) == ("quickstart_lr/abc123", 0.0001)

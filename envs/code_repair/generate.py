@@ -51,18 +51,27 @@ print("passed")
 
 
 def generate(split: Split, seed: int, index: int) -> Task:
-    """The code-repair task of that name; see `postrl.contracts.Domain.generate`. Kinds take turns by index."""
+    """The code-repair task of that name; see `postrl.contracts.Domain.generate`. Kinds take turns by index.
+
+    Of every four rounds through the kinds, three name the wrong line; the fourth leaves it to be found.
+    """
     kind = KINDS[index % len(KINDS)]
+    located = index // len(KINDS) % 4 != 3
 
     def make(rng: np.random.Generator) -> Task:
         template, fault = _BROKEN[kind][rng.integers(len(_BROKEN[kind]))]
-        return make_task(template, fault, split, seed, index, rng)
+        return make_task(template, fault, split, seed, index, rng, located)
 
     return draw("code_repair", split, seed, index, make, by_prompt=True)
 
 
-def make_task(template: Template, fault: Fault, split: Split, seed: int, index: int, rng: np.random.Generator) -> Task:
-    """`template` broken by `fault`, with names and calls from `rng`. `split`, `seed` and `index` only name the task."""
+def make_task(
+    template: Template, fault: Fault, split: Split, seed: int, index: int, rng: np.random.Generator, located: bool = False
+) -> Task:
+    """`template` broken by `fault`, with names and calls from `rng`. `split`, `seed` and `index` only name the task.
+
+    `located`: the prompt says which line is wrong.
+    """
     function = template.names[rng.integers(len(template.names))]
     names = {role: ROLES[role][rng.integers(len(ROLES[role]))] for role in template.roles} | {"f": function}
     right = rename(template.source, names).splitlines()
@@ -79,7 +88,8 @@ def make_task(template: Template, fault: Fault, split: Split, seed: int, index: 
         seed=seed,
         index=index,
         system=SYSTEM,
-        prompt=f"{path}\n{listing}\n{_example(template, fault, visible[0], function)}",
+        prompt=f"{path}\n{listing}\n{_example(template, fault, visible[0], function)}"
+        + (f"\nLine {number} is wrong." if located else ""),
         files={
             path: ("\n".join(wrong) + "\n").encode(),
             f"test_{path}": _TEST.format(f=function, checks=checks).encode(),

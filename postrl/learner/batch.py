@@ -63,9 +63,7 @@ def episode(trajectory: Trajectory, advantage: float) -> Episode:
         tokens += [turn.prompt_T, turn.completion.token_T]
         sampled += [np.zeros(len(turn.prompt_T), bool), np.ones(len(turn.completion.token_T), bool)]
         logprobs += [np.zeros(len(turn.prompt_T), np.float32), turn.completion.logprob_T]
-    return Episode(
-        np.concatenate(tokens), np.concatenate(sampled), np.concatenate(logprobs), advantage
-    )
+    return Episode(np.concatenate(tokens), np.concatenate(sampled), np.concatenate(logprobs), advantage)
 
 
 def shared_length(group: Sequence[Episode]) -> int:
@@ -150,15 +148,13 @@ def _assign(groups: Sequence[Sequence[Episode]], shape: RowShape) -> list[list[_
     rows: list[list[_Part]] = []
     room: list[tuple[int, int]] = []
     for part in sorted(parts, key=lambda p: -p.num_tokens):
-        for i, (free_tokens, free_targets) in enumerate(room):
-            if part.num_tokens <= free_tokens and part.num_targets <= free_targets:
-                break
-        else:
-            i = len(rows)
+        needed = (part.num_tokens, part.num_targets)
+        i = next((i for i, free in enumerate(room) if needed[0] <= free[0] and needed[1] <= free[1]), len(rows))
+        if i == len(rows):
             rows.append([])
             room.append((shape.num_tokens, shape.num_targets))
         rows[i].append(part)
-        room[i] = (room[i][0] - part.num_tokens, room[i][1] - part.num_targets)
+        room[i] = (room[i][0] - needed[0], room[i][1] - needed[1])
     return rows
 
 
@@ -194,7 +190,9 @@ def _build_row(parts: Iterable[_Part], shape: RowShape) -> Row:
             row.segment_T[tail] = segment
             row.parent_T[tail] = prompt_segment
             # Where in the row each token of the episode lies.
-            place_T = np.concatenate([np.arange(prompt_start, prompt_start + prompt_length), np.arange(t, t + tail_length)])
+            place_T = np.concatenate(
+                [np.arange(prompt_start, prompt_start + prompt_length), np.arange(t, t + tail_length)]
+            )
             targets = np.flatnonzero(member.sampled_T)
             loss = slice(n, n + len(targets))
             row.source_N[loss] = place_T[targets - 1]

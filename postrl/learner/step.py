@@ -92,7 +92,9 @@ def train_step(
         combined = {k: jnp.maximum(sums[k], v) if k.endswith(".max") else sums[k] + v for k, v in row_sums.items()}
         return jax.tree.map(jnp.add, gradient, row_gradient), combined
 
-    zero_sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(row_loss, state.trainable, take_row(0))[1])
+    zero_sums = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(row_loss, state.trainable, take_row(jnp.int32(0)))[1]
+    )
     zero_gradient = jax.tree.map(jnp.zeros_like, state.trainable)
     gradient, sums = jax.lax.fori_loop(0, batch.num_rows, add_row, (zero_gradient, zero_sums))
     # The global denominator: see postrl/learner/losses.py.

@@ -80,7 +80,7 @@ def cached_decode(slot_B: jax.Array, position_B: jax.Array, num_tokens: int) -> 
         score_BGMS = jnp.einsum("bgmk,bgks->bgms", q_BTGMK[:, 0], k_BGKS) * q_BTGMK.shape[-1] ** -0.5
         visible_BS = jnp.arange(num_tokens)[None, :] <= position_B[:, None]
         p_BGMS = jax.nn.softmax(jnp.where(visible_BS[:, None, None], score_BGMS, MASKED), axis=-1)
-        return jnp.einsum("bgms,bgsk->bgmk", p_BGMS, v_BGSK)[:, None], cache.replace(k=k, v=v)
+        return jnp.einsum("bgms,bgsk->bgmk", p_BGMS, v_BGSK)[:, None], SlotCache(k=k, v=v)
 
     return attend
 
@@ -99,6 +99,6 @@ def cached_prefill(slot: jax.Array, start: jax.Array, num_tokens: int) -> Attend
         score_GMTS = jnp.einsum("tgmk,gks->gmts", q_BTGMK[0], k_GKS) * q_BTGMK.shape[-1] ** -0.5
         visible_TS = jnp.arange(num_tokens)[None, :] <= start + jnp.arange(T)[:, None]
         p_GMTS = jax.nn.softmax(jnp.where(visible_TS, score_GMTS, MASKED), axis=-1)
-        return jnp.einsum("gmts,gsk->tgmk", p_GMTS, v_GSK)[None], cache.replace(k=k, v=v)
+        return jnp.einsum("gmts,gsk->tgmk", p_GMTS, v_GSK)[None], SlotCache(k=k, v=v)
 
     return attend

@@ -40,7 +40,9 @@ class ChatFormat:
         after_reply = text.split(_placeholder(1), 1)[1]
         token_T = self._encode(after_reply, messages)
         if token_T[0] != self.eos_id:
-            raise ValueError(f"the chat template does not end a reply with {self.eos_token!r}, but with {after_reply[:20]!r}")
+            raise ValueError(
+                f"the chat template does not end a reply with {self.eos_token!r}, but with {after_reply[:20]!r}"
+            )
         return token_T[1:] if reply_ended else token_T
 
     def decode(self, token_T: np.ndarray) -> str:

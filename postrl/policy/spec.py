@@ -43,7 +43,9 @@ class ArraySpec:
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.logical_axes):
-            raise ValueError(f"{len(self.shape)} dims {self.shape} but {len(self.logical_axes)} names {self.logical_axes}")
+            raise ValueError(
+                f"{len(self.shape)} dims {self.shape} but {len(self.logical_axes)} names {self.logical_axes}"
+            )
 
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -59,7 +61,9 @@ def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
     mesh_axes = [LOGICAL_TO_MESH.get(name) if name else None for name in logical_axes]
     used = [axis for axis in mesh_axes if axis]
     if len(used) != len(set(used)):
-        raise ValueError(f"logical axes {logical_axes} map to {mesh_axes}: a mesh axis may split only one dim of an array")
+        raise ValueError(
+            f"logical axes {logical_axes} map to {mesh_axes}: a mesh axis may split only one dim of an array"
+        )
     return PartitionSpec(*mesh_axes)
 
 

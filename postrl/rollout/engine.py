@@ -31,16 +31,16 @@ from postrl.policy.model import Adapter, ModelConfig, Params, forward, logits
 
 @dataclass(frozen=True)
 class EngineConfig:
-    num_slots: int = 64
+    num_slots: int = 72
     """Sessions that can be open at once."""
-    max_context: int = 512
+    max_context: int = 384
     """Tokens of one session, prompt and completions together."""
     prefill_chunk: int = 64
     """Tokens prefilled by one call."""
-    row_buckets: tuple[int, ...] = (8, 32, 64)
+    row_buckets: tuple[int, ...] = (8, 24, 48, 72)
     """Rows of a decode step; a step takes the smallest bucket that holds the running requests. At least 8: below that
     XLA:CPU picks other kernels and a row's bits depend on the number of rows."""
-    context_buckets: tuple[int, ...] = (192, 512)
+    context_buckets: tuple[int, ...] = (128, 192, 288, 384)
     """How many cached tokens a step reads; the smallest that covers its longest row."""
 
     def __post_init__(self) -> None:
@@ -93,7 +93,13 @@ class Engine:
     """Serves `sample` to any number of threads; one thread of its own owns the device. Use as a context manager."""
 
     def __init__(
-        self, model: ModelConfig, params: Params, adapter: Adapter | None, adapter_scale: float, eos_id: int, config: EngineConfig
+        self,
+        model: ModelConfig,
+        params: Params,
+        adapter: Adapter | None,
+        adapter_scale: float,
+        eos_id: int,
+        config: EngineConfig,
     ) -> None:
         self.config = config
         self._eos_id = eos_id
@@ -123,7 +129,9 @@ class Engine:
     ) -> Future[Completion]:
         """ValueError when the prompt leaves no room for a token."""
         if not 2 <= len(token_T) < self.config.max_context:
-            raise ValueError(f"prompt of {len(token_T)} tokens; it must have at least 2 and fewer than {self.config.max_context}")
+            raise ValueError(
+                f"prompt of {len(token_T)} tokens; it must have at least 2 and fewer than {self.config.max_context}"
+            )
         room = self.config.max_context - len(token_T)
         request = _Request(
             np.asarray(token_T, np.int32), seed, session, temperature, min(max_new_tokens, room), Future()
@@ -180,6 +188,7 @@ class Engine:
         produces: completions (each request's future)
         """
         running: list[_Running] = []
+        admitted: list[tuple[_Request, int]] | None = []
         try:
             while True:
                 admitted = self._take(block=not running)
@@ -193,7 +202,7 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - the thread's last act: everybody who waits must learn of it
             with self._wake:
                 self._failure = error
-                failed = [r.request for r in running] + list(self._waiting)
+                failed = [r.request for r in running] + [request for request, _ in admitted or ()] + list(self._waiting)
                 self._waiting.clear()
             for request in failed:
                 if not request.future.done():
@@ -217,6 +226,9 @@ class Engine:
                 if admitted or not block:
                     break
                 if self._closed:
+                    for request in self._waiting:  # for a slot that no session will give back any more
+                        request.future.set_exception(InfraError("the rollout engine is closed"))
+                    self._waiting.clear()
                     return None
                 self._wake.wait()
         if block:
@@ -289,7 +301,8 @@ class Engine:
         return going
 
     def _context_bucket(self, num_tokens: int) -> int:
-        return next(b for b in self.config.context_buckets if b >= num_tokens)
+        # The cache itself is no longer than `max_context` and a chunk, however large the last bucket.
+        return min(next(b for b in self.config.context_buckets if b >= num_tokens), self.config.max_context)
 
     def _count(self, **increments: float) -> None:
         old = self.stats
@@ -356,7 +369,9 @@ def _decode_step(
     h_B1D, cache = forward(model, params, adapter, adapter_scale, token_B[:, None], position_B[:, None], attend, cache)
     greedy_B = temperature_B == 0
     logits_BV = logits(params, h_B1D[:, 0]) / jnp.where(greedy_B, 1.0, temperature_B)[:, None]
-    uniform_B = jax.vmap(lambda seed, t: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), t)))(seed_B, position_B)
+    uniform_B = jax.vmap(lambda seed, t: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), t)))(
+        seed_B, position_B
+    )
     sampled_B = jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1), sample_inverse_cdf(logits_BV, uniform_B))
     logprob_B = jnp.take_along_axis(logits_BV, sampled_B[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits_BV, axis=-1)
     return sampled_B.astype(jnp.int32), logprob_B, cache

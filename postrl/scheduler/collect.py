@@ -62,7 +62,7 @@ class Collector:
         recorded = self.journal.recorded(groups)
         missing = [e for group in groups for e in group.episodes if e.key not in recorded]
         with ThreadPoolExecutor(self.num_workers, thread_name_prefix="episode") as pool:
-            futures = [pool.submit(self._play, episode, sampler_for(episode.task)) for episode in missing]
+            futures = [pool.submit(self._play, episode, sampler_for) for episode in missing]
             try:
                 for future in as_completed(futures):
                     ended = future.result()
@@ -74,7 +74,7 @@ class Collector:
                 raise
         return [recorded[key] for key in sorted(recorded)]
 
-    def _play(self, episode: Episode, sampler: Sampler) -> RecordedEpisode:
+    def _play(self, episode: Episode, sampler_for: Callable[[Task], Sampler]) -> RecordedEpisode:
         task = episode.task
         message = "no attempt left"
         stage = "episode"
@@ -84,7 +84,7 @@ class Collector:
                 trajectory = run_episode(
                     task,
                     self.domains[task.domain].make_env(self.sandboxes),
-                    sampler,
+                    sampler_for(task),  # a sampler may remember where it is: each attempt gets a fresh one
                     self.chat,
                     seed=episode.seed,
                     session=next(_sessions),

@@ -8,8 +8,8 @@ from postrl.learner.batch import Episode, TrainBatch
 
 
 def make_episode(turns, *, first_id: int = 0, advantage: float = 1.0) -> Episode:
-    """`turns`: (observation tokens, sampled tokens) each. Log-probabilities are -1, -2, ... from `first_id`, so that each
-    loss token can be told apart."""
+    """`turns`: (observation tokens, sampled tokens) each. Log-probabilities are -1, -2, ... from `first_id`, so that
+    loss tokens can be told apart."""
     tokens, sampled = [], []
     for observation, completion in turns:
         tokens += [*observation, *completion]
@@ -19,16 +19,20 @@ def make_episode(turns, *, first_id: int = 0, advantage: float = 1.0) -> Episode
     return Episode(np.array(tokens, np.int32), sampled_T, logprob_T, advantage)
 
 
-def random_group(rng, *, num_members: int, prompt_length: int, vocab_size: int = 64, first_id: int = 0) -> list[Episode]:
-    """Members of one or two turns behind one prompt, with realistic log-probabilities."""
+def random_group(
+    rng, *, num_members: int, prompt_length: int, vocab_size: int = 64, first_id: int = 0
+) -> list[Episode]:
+    """Members of one or two turns behind one prompt, with log-probabilities around those of a near-uniform policy."""
     prompt = rng.integers(0, vocab_size, prompt_length)
     members = []
     for i in range(num_members):
         turns = [(prompt, rng.integers(0, vocab_size, rng.integers(1, 4)))]
         if i % 2 == 0:
-            turns.append((rng.integers(0, vocab_size, rng.integers(1, 3)), rng.integers(0, vocab_size, rng.integers(1, 4))))
+            turns.append(
+                (rng.integers(0, vocab_size, rng.integers(1, 3)), rng.integers(0, vocab_size, rng.integers(1, 4)))
+            )
         plain = make_episode(turns, first_id=first_id, advantage=float(np.float32(rng.normal())))
-        logprob_T = np.where(plain.sampled_T, -rng.exponential(3.0, len(plain.token_T)), 0).astype(np.float32)
+        logprob_T = np.where(plain.sampled_T, rng.normal(-4.0, 0.7, len(plain.token_T)), 0).astype(np.float32)
         members.append(Episode(plain.token_T, plain.sampled_T, logprob_T, plain.advantage))
     return members
 

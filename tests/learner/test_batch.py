@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postrl.contracts import Completion, StopReason, Turn
@@ -33,6 +33,7 @@ def groups(draw):
 SHAPES = (RowShape(24, 12), RowShape(40, 30), RowShape(64, 24))
 
 
+@settings(deadline=None)
 @given(groups(), st.sampled_from([SHAPES, SHAPES[1:], SHAPES[:1], SHAPES[2:]]))
 def test_every_loss_token_appears_once_with_its_own_history(drawn, shapes):
     fits = [
@@ -108,11 +109,13 @@ def test_the_shape_that_wastes_least_is_taken():
 
 def test_what_fits_nothing_is_said_with_numbers():
     long = make_episode([([1] * 20, [2] * 3)])
-    with pytest.raises(ValueError, match=r"1 episodes \(the longest of 23 tokens\).*num_tokens=22.*at most 4 rows.*learner"):
+    with pytest.raises(
+        ValueError, match=r"1 episodes \(the longest of 23 tokens\).*num_tokens=22.*at most 4 rows.*learner"
+    ):
         pack([[long]], [RowShape(22, 8)], max_rows=4)
     with pytest.raises(ValueError, match="longest of 23 tokens"):
         pack([[long]], [RowShape(64, 2)], max_rows=4)
-    with pytest.raises(ValueError, match="5 episodes .* in at most 4 rows"):
+    with pytest.raises(ValueError, match=r"5 episodes .* in at most 4 rows"):
         pack([[long]] * 5, [RowShape(23, 8)], max_rows=4)
 
 
@@ -147,7 +150,10 @@ def test_a_trajectory_becomes_an_episode():
 
 
 def test_an_empty_batch_has_the_shape_and_nothing_in_it():
-    empty, full = empty_batch(RowShape(10, 6), 3), pack([[make_episode([([1, 2], [3])])]], [RowShape(10, 6)], max_rows=3)
+    empty, full = (
+        empty_batch(RowShape(10, 6), 3),
+        pack([[make_episode([([1, 2], [3])])]], [RowShape(10, 6)], max_rows=3),
+    )
     for field in Row.__dataclass_fields__:
         a, b = getattr(empty.rows, field), getattr(full.rows, field)
         assert (a.shape, a.dtype) == (b.shape, b.dtype)

@@ -1,4 +1,4 @@
-"""The optimizer step: the gradient does not depend on packing, metrics are what they say, buffers are donated, once compiled."""
+"""The optimizer step: one gradient however rows are split, honest metrics, donated buffers, one compilation a shape."""
 
 import functools
 
@@ -107,7 +107,9 @@ def test_the_gradient_agrees_with_finite_differences(wide, after_wide):
     rng = np.random.default_rng(3)
     direction = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), tiny_adapter())
     gradient = jax.tree.map(lambda old, new: np.asarray(old) - new, tiny_adapter(), state.trainable)
-    slope = sum(np.sum(g * d, dtype=np.float64) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
+    slope = sum(
+        np.sum(g * d, dtype=np.float64) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True)
+    )
 
     def loss_at(step):
         moved = jax.tree.map(lambda x, d: x + step * d, tiny_adapter(), direction)

@@ -57,14 +57,27 @@ def sequence():
 
 
 def _forward(token_BT, position_BT, attend, cache=None):
-    return forward(MODEL, tiny_params(), tiny_adapter(), ADAPTER_SCALE, jnp.asarray(token_BT), jnp.asarray(position_BT), attend, cache)
+    return forward(
+        MODEL,
+        tiny_params(),
+        tiny_adapter(),
+        ADAPTER_SCALE,
+        jnp.asarray(token_BT),
+        jnp.asarray(position_BT),
+        attend,
+        cache,
+    )
 
 
 def test_chunked_prefill_then_decode_equals_the_packed_forward(sequence):
-    """Chunks of 4 (the second half empty of tokens), then one token at a time, in slot 2 of 3 beside another sequence."""
+    """Chunks of 4 (the last one half empty), then one token at a time, in slot 2 of 3 beside another sequence."""
     token_T, wanted = sequence
     cache = empty_cache(MODEL, num_slots=3, num_tokens=24)
-    step = jax.jit(lambda cache, token, start: _forward(token[None], start + jnp.arange(4)[None], cached_prefill(2, start, 16), cache))
+    step = jax.jit(
+        lambda cache, token, start: _forward(
+            token[None], start + jnp.arange(4)[None], cached_prefill(2, start, 16), cache
+        )
+    )
     got = []
     for start, real in ((0, 4), (4, 4), (8, 2)):
         chunk = np.full(4, 63, np.int32)
@@ -86,7 +99,9 @@ def test_chunked_prefill_then_decode_equals_the_packed_forward(sequence):
 def test_a_step_writes_its_own_slots_only(sequence):
     token_T, _ = sequence
     before = jax.tree.map(lambda x: x + 7.0, empty_cache(MODEL, num_slots=3, num_tokens=24))
-    step = jax.jit(lambda cache: _forward(token_T[:4][None], np.arange(4)[None] + 8, cached_prefill(1, 8, 16), cache)[1])
+    step = jax.jit(
+        lambda cache: _forward(token_T[:4][None], np.arange(4)[None] + 8, cached_prefill(1, 8, 16), cache)[1]
+    )
     after = step(before)
     for old, new, axis in ((before.k, after.k, 4), (before.v, after.v, 3)):
         changed = np.argwhere(np.asarray(old != new))

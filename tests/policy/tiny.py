@@ -78,7 +78,9 @@ def rotated(x_K, position, theta):
     return out
 
 
-def reference_logits(config: ModelConfig, params: Params, token_T, *, adapter: Adapter | None = None, scale: float = 0.0):
+def reference_logits(
+    config: ModelConfig, params: Params, token_T, *, adapter: Adapter | None = None, scale: float = 0.0
+):
     """float64 logits [T, V] of one plain sequence, token by token and head by head: the oracle of `model.forward`."""
     f = functools.partial(np.asarray, dtype=np.float64)
     T, K, M = len(token_T), config.head_dim, config.num_heads // config.num_kv_heads

@@ -1,4 +1,4 @@
-"""What the engine must give: sampling one sequence at a time, without a cache, by the same forward; and a small engine."""
+"""What the engine must give: one sequence at a time, without a cache, by the same forward; and a small engine."""
 
 from __future__ import annotations
 

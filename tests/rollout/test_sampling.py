@@ -24,8 +24,9 @@ def test_by_hand():
 
 
 def test_a_bound_belongs_to_the_next_token():
-    """Powers of two are exact in float32: the token whose cumulative probability exceeds the number, not equals it."""
-    assert sampled([0.5, 0.25, 0.25], [0.0, 0.5, 0.75]).tolist() == [0, 1, 2]
+    """Equal weights are exact in float32: the token whose cumulative probability exceeds the number, not equals it."""
+    assert sampled([0.25] * 4, [0.0, 0.25, 0.5, 0.75]).tolist() == [0, 1, 2, 3]
+    assert sampled([0.25] * 4, np.nextafter(np.float32([0.25, 0.5, 0.75, 1]), np.float32(0))).tolist() == [0, 1, 2, 3]
     assert sampled([0.0, 0.5, 0.0, 0.5, 0.0], [0.0, 0.5, np.float32(1 - 2**-24)]).tolist() == [1, 3, 3]
 
 
