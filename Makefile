@@ -9,7 +9,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Bytecode is compiled at first import instead of for every file of every package.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 
 .PHONY: quickstart test test-slow check clean
 .DELETE_ON_ERROR:

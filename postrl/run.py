@@ -99,5 +99,5 @@ def commit(run: Run, step: int, state: TrainState, metrics: dict[str, float]) ->
         tokens_per_s=metrics["tokens_per_s"],
         faults=int(metrics["faults"]),
         rollout_s=metrics["seconds.rollout"],
-        update_s=metrics["seconds.update"],
+        update_s=metrics.get("seconds.update", 0.0),
     )

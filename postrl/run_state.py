@@ -167,7 +167,7 @@ class Run:
         seed = self.config.seed
         of_domain = [
             [self.parts.domains[name].generate(split, seed, first + i) for i in range(num)]
-            for name, (first, num) in spans.items()
+            for name, (first, num) in sorted(spans.items())  # by name: the order of a config's dict decides nothing
         ]
         return [task for turn in itertools.zip_longest(*of_domain) for task in turn if task is not None]
 

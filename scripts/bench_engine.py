@@ -84,8 +84,8 @@ class Theirs:
         self.model.generation_config.eos_token_id = None
 
     def generate(self, prompts: list[np.ndarray], num_new: int) -> Generated:
-        import torch
-        from transformers import LogitsProcessorList
+        import torch  # pyright: ignore[reportMissingImports]
+        from transformers import LogitsProcessorList  # pyright: ignore[reportMissingImports]
 
         token_BT = torch.tensor(np.stack(prompts), dtype=torch.long)
         first_logits_at: list[float] = []

@@ -27,7 +27,6 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +86,7 @@ class Ours:
         config = EngineConfig(num_slots=options.num_samples, row_buckets=(max(8, options.num_samples),))
         self.engine = Engine(base.model, base.params, None, scale, eos_id=-1, config=config)
         self.engine.publish(base.params, self._state.trainable, 0)
+        self.num_trained = sum(leaf.size for leaf in jax.tree.leaves(self._state.trainable))
         self._sessions = itertools.count()
 
     def step(self, k: int, prompts: list[np.ndarray]) -> dict[str, float]:
@@ -160,20 +160,21 @@ def prompts_of(chat: Any, k: int, options: StepOptions) -> list[np.ndarray]:
     return [prompt(num_words) for _ in range(options.num_prompts)]
 
 
-def run_trl(
-    base: Any, prompts: list[list[np.ndarray]], options: StepOptions, our_step: Callable[[int], dict[str, float]]
-) -> Samples:
+def alternate_with_trl(base: Any, prompts: list[list[np.ndarray]], options: StepOptions, ours: Ours) -> Samples:
     """Trains with TRL for `num_steps` steps, ours behind each; the seconds of both, without the first step's.
 
-    `prompts` are those of every step. ValueError when TRL sees other prompts, or samples another number of tokens.
+    `prompts` are those of every step. ValueError when the two turn out not to do the same work.
     """
-    from peers import transformers_model
+    from peers import INSTALL, transformers_model
 
     model = transformers_model(options.num_threads)
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import PreTrainedTokenizerFast, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    try:
+        from datasets import Dataset  # pyright: ignore[reportMissingImports]
+        from peft import LoraConfig  # pyright: ignore[reportMissingImports]
+        from transformers import PreTrainedTokenizerFast, TrainerCallback  # pyright: ignore[reportMissingImports]
+        from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError(INSTALL) from error
 
     chat = base.chat
     # Ours, wrapped: the one that transformers builds from the file splits digits differently (tests/test_parity.py).
@@ -191,6 +192,7 @@ def run_trl(
     rng = np.random.default_rng(0)
     seen = itertools.count()
 
+    # TRL passes these arguments by name.
     def random_reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         clock["rolled"] = time.perf_counter()
         k = next(seen)
@@ -212,7 +214,7 @@ def run_trl(
                 "update": end - clock["rolled"],
                 "step": end - clock["start"],
             }
-            for side, seconds in (("TRL", trl), ("ours", our_step(k))):
+            for side, seconds in (("TRL", trl), ("ours", ours.step(k, prompts[k]))):
                 stages = ", ".join(f"{stage} {s:.2f} s" for stage, s in seconds.items())
                 print(f"{f'step {k}/{options.num_rounds}' if k else 'warm-up '}  {side:<4}  {stages}", flush=True)
                 for stage, s in seconds.items() if k else ():
@@ -258,7 +260,12 @@ def run_trl(
             callbacks=[Alternate()],
         )
         clock["start"] = time.perf_counter()
+        num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        if num_trained != ours.num_trained:
+            raise ValueError(f"TRL trains {num_trained} parameters and ours {ours.num_trained}: not the same adapter")
         trainer.train()
+        if not any(p.any() for name, p in model.named_parameters() if "lora_B" in name):
+            raise ValueError("TRL's adapter did not change: its steps trained nothing")
     return samples
 
 
@@ -293,7 +300,7 @@ def main() -> int:
     prompts = [prompts_of(base.chat, k, options) for k in range(options.num_steps)]
     ours = Ours(base, options)
     with ours.engine:
-        samples = run_trl(base, prompts, options, lambda k: ours.step(k, prompts[k]))
+        samples = alternate_with_trl(base, prompts, options, ours)
     sizes = (
         f"{options.num_prompts} prompts x {options.group_size} samples, {options.prompt_tokens} + {options.new_tokens} "
         f"tokens, LoRA rank {LORA_RANK}, float32, {options.num_threads} threads"

@@ -6,6 +6,7 @@ Shapes: N tokens of the vocabulary.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from typing import Any
@@ -27,13 +28,18 @@ def transformers_model(num_threads: int) -> Any:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TQDM_DISABLE"] = "1"
     try:
-        import torch
-        import transformers
+        import torch  # pyright: ignore[reportMissingImports]
+        import transformers  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ValueError(INSTALL) from error
     torch.set_num_threads(num_threads)
     path = smollm2_path()
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    # Loaded weights are plain float32, but the model stays marked as quantised, which trainers refuse; a fresh one isn't.
+    config = copy.deepcopy(loaded.config)
+    del config.quantization_config
+    model = type(loaded)(config)
+    model.load_state_dict(loaded.state_dict())
     return model.eval()
 
 

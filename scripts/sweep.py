@@ -101,7 +101,7 @@ def _distribution(name: str, spec: Mapping[str, Any]) -> Callable[[random.Random
     whole = isinstance(low, int) and isinstance(high, int)
     match spec.get("distribution", "int_uniform" if whole else "uniform"):
         case "int_uniform":
-            return lambda rng: rng.randint(low, high)
+            return lambda rng: rng.randint(int(low), int(high))
         case "uniform":
             return lambda rng: rng.uniform(low, high)
         case "log_uniform_values":

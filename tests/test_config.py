@@ -73,11 +73,12 @@ def test_fields_of_nested_variants_count():
     assert num_leaf_fields(Two()) == 3
 
 
-@pytest.mark.parametrize("path", [path for path, _ in leaves(CONFIG)], ids=".".join)
+ONE_VALID_VALUE = {("rl", "max_off_policy_steps")}
+
+
+@pytest.mark.parametrize("path", [path for path, _ in leaves(CONFIG) if path not in ONE_VALID_VALUE], ids=".".join)
 def test_the_fingerprint_covers_what_decides_the_result(path):
     value = dict(leaves(CONFIG))[path]
-    if path == ("rl", "max_off_policy_steps"):
-        pytest.skip("has a single valid value so far")
     other = with_leaf(CONFIG, path, changed(value))
     if len(path) == 1 and path[0] in WHERE_IT_IS_WRITTEN:
         assert other.fingerprint == CONFIG.fingerprint

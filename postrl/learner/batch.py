@@ -69,6 +69,7 @@ def episode(trajectory: Trajectory, advantage: float) -> Episode:
 def shared_length(group: Sequence[Episode]) -> int:
     """Leading tokens that all members share and none of them sampled."""
     length = min(int(np.argmax(member.sampled_T)) for member in group)
+    assert length > 0, "an episode begins with tokens that the policy did not sample: something must predict its first"
     first_T = group[0].token_T[:length]
     for member in group[1:]:
         differs = np.flatnonzero(member.token_T[:length] != first_T[:length])
@@ -84,11 +85,17 @@ class RowShape:
     num_targets: int
 
 
-def pack(groups: Sequence[Sequence[Episode]], shapes: Sequence[RowShape], max_rows: int) -> TrainBatch:
+def pack(
+    groups: Sequence[Sequence[Episode]],
+    shapes: Sequence[RowShape],
+    max_rows: int,
+    num_loss_tokens: int | None = None,
+) -> TrainBatch:
     """Packs groups into rows of the one shape that wastes the least.
 
     Episodes of a group stay together as far as a row holds them; where they don't fit, the prompt is repeated in the next
-    row. Groups share rows first-fit by size.
+    row. Groups share rows first-fit by size. `num_loss_tokens` is the loss's denominator where it counts tokens that were
+    left out because their advantage is 0; by default the tokens in the rows.
 
     Raises:
       ValueError: an episode fits no shape, or more than `max_rows` rows are needed.
@@ -108,7 +115,9 @@ def pack(groups: Sequence[Sequence[Episode]], shapes: Sequence[RowShape], max_ro
     built = [_build_row(row, shape) for row in rows]
     built += [_build_row([], shape)] * (max_rows - len(built))
     stacked = Row(*(np.stack([getattr(row, f) for row in built]) for f in Row.__dataclass_fields__))
-    return TrainBatch(stacked, np.int32(len(rows)), np.int32(stacked.mask_N.sum()))
+    return TrainBatch(
+        stacked, np.int32(len(rows)), np.int32(stacked.mask_N.sum() if num_loss_tokens is None else num_loss_tokens)
+    )
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,13 @@ def step_data(
 ) -> StepData:
     """Advantages within each group, over its valid members; groups whose rewards are all equal are left out."""
     informative: list[list[Episode]] = []
+    num_loss_tokens = 0
     for group in groups:
         rewards = [outcome_reward(e.outcome) for e in group]
         valid_G = np.array([r is not None for r in rewards])
         reward_G = np.array([0.0 if r is None else r for r in rewards], np.float32)
         advantage_G = group_relative(reward_G, valid_G, normalize_std=normalize_std)
-        # A member whose advantage is 0 has no gradient; leaving it out saves its tokens.
+        # A member whose advantage is 0 has no gradient: it is left out to save its tokens, but counts in the denominator.
         members = [
             episode(e.trajectory, float(a))
             for e, a in zip(group, advantage_G, strict=True)
@@ -53,7 +54,11 @@ def step_data(
         ]
         if members:
             informative.append(members)
-    batch = pack(informative, shapes, max_rows) if informative else None
+            scored = [
+                e.trajectory for e, valid in zip(group, valid_G, strict=True) if valid and e.trajectory is not None
+            ]
+            num_loss_tokens += sum(trajectory.num_policy_tokens for trajectory in scored)
+    batch = pack(informative, shapes, max_rows, num_loss_tokens) if informative else None
     ended = [e for group in groups for e in group]
     versions = [t.completion.version_T.min() for e in ended if e.trajectory is not None for t in e.trajectory.turns]
     return StepData(

@@ -102,5 +102,5 @@ def train_step(
     gradient = jax.tree.map(lambda g: g / denominator, gradient)
     updates, opt_state = config.optimizer.update(gradient, state.opt_state, state.trainable)
     metrics = {k.removesuffix(".sum"): v / denominator if k.endswith(".sum") else v for k, v in sums.items()}
-    metrics |= {"grad_norm": optax.global_norm(gradient), "update_norm": optax.global_norm(updates)}
+    metrics |= {"grad_norm": optax.tree.norm(gradient), "update_norm": optax.tree.norm(updates)}
     return TrainState(state.step + 1, optax.apply_updates(state.trainable, updates), opt_state), metrics

@@ -103,6 +103,7 @@ class Engine:
     ) -> None:
         self.config = config
         self._eos_id = eos_id
+        self._vocab_size = model.vocab_size
         self._params, self._adapter, self._version = params, adapter, 0
         # One slot more: padding rows of a decode step write there.
         self._cache = empty_cache(model, config.num_slots + 1, config.max_context + config.prefill_chunk)
@@ -113,7 +114,8 @@ class Engine:
         self._prefix: list[np.ndarray] = [np.zeros(0, np.int32)] * config.num_slots
         """Per slot: the tokens whose keys were computed by prefill. What decoding appended is not reused by others, so that
         a token's keys never depend on which slot happened to be free."""
-        self._cached: list[int] = [0] * config.num_slots
+        self._cached: list[np.ndarray] = [np.zeros(0, np.int32)] * config.num_slots
+        """Per slot: the tokens of its session whose keys it holds."""
         self._waiting: deque[_Request] = deque()
         self._wake = threading.Condition()
         self._failure: BaseException | None = None
@@ -127,10 +129,16 @@ class Engine:
     def submit(
         self, token_T: np.ndarray, *, seed: int, session: int, temperature: float, max_new_tokens: int
     ) -> Future[Completion]:
-        """ValueError when the prompt leaves no room for a token."""
+        """ValueError for a prompt that leaves no room for a token or holds ids outside the vocabulary."""
         if not 2 <= len(token_T) < self.config.max_context:
             raise ValueError(
                 f"prompt of {len(token_T)} tokens; it must have at least 2 and fewer than {self.config.max_context}"
+            )
+        if max_new_tokens < 1 or not 0 <= seed < 2**31:
+            raise ValueError(f"max_new_tokens {max_new_tokens} must be at least 1, and seed {seed} lie in [0, 2^31)")
+        if min(token_T) < 0 or max(token_T) >= self._vocab_size:
+            raise ValueError(
+                f"prompt holds ids from {min(token_T)} to {max(token_T)}; the vocabulary has {self._vocab_size}"
             )
         room = self.config.max_context - len(token_T)
         request = _Request(
@@ -163,7 +171,7 @@ class Engine:
             self._params = params if adapter is not None else jax.tree.map(jnp.copy, params)
             self._version = version
             self._prefix = [np.zeros(0, np.int32)] * self.config.num_slots
-            self._cached = [0] * self.config.num_slots
+            self._cached = [np.zeros(0, np.int32)] * self.config.num_slots
         return tree_digest(self._adapter if adapter is not None else self._params)
 
     def close(self) -> None:
@@ -239,14 +247,17 @@ class Engine:
         """The free slot that already holds most of the prompt; among equals the one unused for longest."""
         slot = max(self._free, key=lambda z: _common(self._prefix[z], token_T))
         self._free.remove(slot)
-        self._cached[slot] = 0
+        self._cached[slot] = np.zeros(0, np.int32)
         return slot
 
     def _start(self, request: _Request, slot: int) -> _Running:
         """Brings all tokens but the last into the slot."""
         token_T = request.token_T
         needed = len(token_T) - 1
-        cached = self._cached[slot]
+        cached = len(self._cached[slot])
+        assert np.array_equal(token_T[:cached], self._cached[slot]), (
+            f"session {request.session} changed its history: a rewritten context is a new session"
+        )
         if cached == 0:  # the session's first request
             best = max(range(self.config.num_slots), key=lambda z: _common(self._prefix[z], token_T))
             cached = min(_common(self._prefix[best], token_T), needed)
@@ -279,6 +290,7 @@ class Engine:
             num_tokens, self._params, self._adapter, self._cache, slot_B, token_B, position_B, seed_B, temperature_B
         )
         sampled_B, logprob_B = np.asarray(sampled_B), np.asarray(logprob_B)
+        self._count(num_sampled_tokens=len(running), num_decode_steps=1)  # before anybody learns that it has ended
         going = []
         for i, r in enumerate(running):
             r.tokens.append(int(sampled_B[i]))
@@ -286,7 +298,7 @@ class Engine:
             r.next_token, r.position = r.tokens[-1], r.position + 1
             ended = r.next_token == self._eos_id
             if ended or len(r.tokens) >= r.request.max_new_tokens:
-                self._cached[r.slot] = r.position
+                self._cached[r.slot] = np.concatenate([r.request.token_T, np.array(r.tokens[:-1], np.int32)])
                 r.request.future.set_result(
                     Completion(
                         np.array(r.tokens, np.int32),
@@ -297,7 +309,6 @@ class Engine:
                 )
             else:
                 going.append(r)
-        self._count(num_sampled_tokens=len(running), num_decode_steps=1)
         return going
 
     def _context_bucket(self, num_tokens: int) -> int:
@@ -338,9 +349,9 @@ def tree_digest(tree: Any) -> str:
     """SHA-256 over the paths, shapes and bytes of all leaves: equal exactly when two policies are the same bits."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        array = np.ascontiguousarray(leaf)
+        array = np.asarray(leaf)
         digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-        digest.update(array.data)
+        digest.update(np.ascontiguousarray(array).view(np.uint8) if array.ndim else array.tobytes())
     return digest.hexdigest()
 
 

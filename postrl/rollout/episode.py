@@ -20,7 +20,7 @@ def run_episode(
 ) -> Trajectory:
     """Plays `task` in `env` (a `gymnasium.Env` over text) until it is terminated or truncated.
 
-    Turn k samples with seed `seed + k`. An episode whose context would outgrow `max_context` is truncated.
+    Turn k samples with seed `(seed + k) mod 2^31`. An episode whose context would outgrow `max_context` is truncated.
     """
     try:
         observation, _ = env.reset(options={"task": task})
@@ -29,7 +29,7 @@ def run_episode(
         turns: list[Turn] = []
         terminated = truncated = False
         while True:
-            completion = sampler.sample(context_T, seed=seed + len(turns), session=session)
+            completion = sampler.sample(context_T, seed=(seed + len(turns)) % 2**31, session=session)
             reply = chat.decode(completion.token_T)
             observation, _, terminated, truncated, info = env.step(reply)
             turns.append(Turn(prompt_T, completion, reply, info["call"], observation))

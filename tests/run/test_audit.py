@@ -295,6 +295,7 @@ def test_prompts_counted_twice(run):
     check_end(run)
     connection = sqlite3.connect(run.run_dir / "journal.db")
     with connection:  # without the constraint that would refuse it
+        connection.execute("PRAGMA legacy_alter_table = ON")  # the view over the table stays as it is
         connection.execute("CREATE TABLE c AS SELECT * FROM counted")
         connection.execute("DROP TABLE counted")
         connection.execute("ALTER TABLE c RENAME TO counted")
@@ -329,5 +330,5 @@ def test_the_prompt_of_a_toy_task_is_short():
     task = toy.generate("train", 0, 0)
     chat = toy.byte_chat()
     prompt_T = chat.opening((Message("system", task.system), Message("user", task.prompt)))
-    assert len(prompt_T) == 45
+    assert len(prompt_T) == 44
     assert len(chat.encode_reply(task.reference[0])) <= toy.config().rollout.max_new_tokens
