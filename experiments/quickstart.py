@@ -79,7 +79,8 @@ def proof_table(summaries: dict[int, dict[str, Any]]) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    # Booleans take a value (`--rl.normalize-std False`), as wandb's sweeps spell them.
+    run: Annotated[RunConfig, tyro.conf.FlagConversionOff, tyro.conf.arg(name="")]
     proof: bool = False
     """Repeat the run for three seeds on more held-out tasks, and print the gains."""
 

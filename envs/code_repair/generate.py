@@ -66,7 +66,13 @@ def generate(split: Split, seed: int, index: int) -> Task:
 
 
 def make_task(
-    template: Template, fault: Fault, split: Split, seed: int, index: int, rng: np.random.Generator, located: bool = False
+    template: Template,
+    fault: Fault,
+    split: Split,
+    seed: int,
+    index: int,
+    rng: np.random.Generator,
+    located: bool = False,
 ) -> Task:
     """`template` broken by `fault`, with names and calls from `rng`. `split`, `seed` and `index` only name the task.
 

@@ -13,12 +13,25 @@ from experiments import toy
 from postrl.audit import AuditFailure
 from postrl.cold_start import demonstrate, reference_sampler
 from postrl.contracts import (
-    Completion, InfraError, InfraFault, Message, Scored, StopReason, Trajectory, Turn, Verdict
+    Completion,
+    InfraError,
+    InfraFault,
+    Message,
+    Scored,
+    StopReason,
+    Trajectory,
+    Turn,
+    Verdict,
 )  # fmt: skip
 from postrl.learner.group_batch import EndedEpisode, step_data
 from postrl.policy.chat import ChatFormat
 from postrl.preflight import (
-    check_engine, check_splits, check_tokenizer, check_verifiers, one_task_of_each_kind, preflight
+    check_engine,
+    check_splits,
+    check_tokenizer,
+    check_verifiers,
+    one_task_of_each_kind,
+    preflight,
 )  # fmt: skip
 from postrl.rollout.engine import Engine, tree_digest
 from postrl.run import draw, learner_data

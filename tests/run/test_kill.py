@@ -161,7 +161,9 @@ def test_every_prompt_counts_once(killed_runs, whole_run):
     with Journal.open(whole_run / "journal.db", read_only=True) as journal:
         expected = journal.audit_counts()
     assert counts.problems() == ()
-    assert {n: p.num_counted for n, p in counts.phases.items()} == {n: p.num_prompts for n, p in expected.phases.items()}
+    assert {n: p.num_counted for n, p in counts.phases.items()} == {
+        n: p.num_prompts for n, p in expected.phases.items()
+    }
     assert counts.num_faults == 0
 
 

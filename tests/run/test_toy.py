@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from experiments import toy
 from postrl.config import RunConfig
 from postrl.records import read_trajectories
 from postrl.run_state import open_run
 from postrl.scheduler.journal import Journal
-from experiments import toy
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,9 @@ def test_the_summary_has_its_shape(summary):
 
 
 def test_the_summary_counts_what_the_trajectories_hold(toy_run, summary):
-    rows = read_trajectories(toy_run / "trajectories", columns=["phase", "num_policy_tokens", "num_tool_calls", "outcome"])
+    rows = read_trajectories(
+        toy_run / "trajectories", columns=["phase", "num_policy_tokens", "num_tool_calls", "outcome"]
+    )
     assert summary["num_policy_tokens"] == sum(r["num_policy_tokens"] for r in rows if r["phase"] != "cold_start")
     assert summary["num_tool_calls"] == sum(r["num_tool_calls"] for r in rows)
     assert {r["outcome"] for r in rows} == {"scored"}

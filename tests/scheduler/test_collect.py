@@ -8,7 +8,16 @@ import pytest
 
 from experiments import toy
 from postrl.contracts import (
-    Completion, Domain, InfraError, InfraFault, PolicyError, PolicyFault, Scored, StopReason, TaskDefect, TaskError,
+    Completion,
+    Domain,
+    InfraError,
+    InfraFault,
+    PolicyError,
+    PolicyFault,
+    Scored,
+    StopReason,
+    TaskDefect,
+    TaskError,
     Verdict,
 )  # fmt: skip
 from postrl.learner.batch import RowShape
