@@ -43,7 +43,8 @@ from postrl.run_state import Parts
 
 # ------------------------------------------------------------------------------------------------------ the domain
 
-KINDS = ("put",)
+KINDS = ("touch",)
+LETTERS = "abcdefgh"
 RESOURCES = Resources(timeout_s=5.0, cpu_s=2, memory_mb=256, disk_mb=1, file_mb=1, num_processes=8)
 
 
@@ -53,19 +54,18 @@ def generate(split: Split, seed: int, index: int) -> Task:
 
 
 def make_task(split: Split, seed: int, index: int, rng: np.random.Generator) -> Task:
-    number = str(rng.integers(1000, 10_000))
-    name = "abcdefgh"[rng.integers(8)]
+    name = LETTERS[rng.integers(len(LETTERS))]
     return Task(
         domain="toy",
-        kind="put",
+        kind="touch",
         split=split,
         seed=seed,
         index=index,
         system="sh",
-        prompt=f"put {number} in {name}",
+        prompt=f"{rng.integers(1000, 10_000)} to {name}",
         files={},
-        expected={"path": name, "text": number},
-        reference=(f"```sh\necho {number} >{name}\n```",),
+        expected={"path": name},
+        reference=(f"```sh\ntouch {name}\n```",),
         resources=RESOURCES,
     )
 
@@ -89,20 +89,10 @@ def verify(task: Task, artifacts: Files, sandboxes: SandboxFactory) -> Verdict:
     in a sandbox of its own (`verifiers/checking.py`).
     """
     del sandboxes
-    path, text = f"work/{task.expected['path']}", task.expected["text"].encode()
-    found = artifacts.get(path, b"").strip()
-    parts = {
-        "text": sum(a == b for a, b in zip(found, text, strict=False)) / max(len(found), len(text)),
-        "no other file": float(set(artifacts) <= {path}),
-    }
-    success = all(part == 1 for part in parts.values())
-    findings = (
-        ()
-        if success
-        else (Finding(task.expected["path"], f"expected {text!r}, found {sorted(artifacts.items())}"[:400]),)
-    )
-    reward = sum(parts.values()) / len(parts) if path in artifacts else 0.0
-    return Verdict(reward, success, parts, findings, VERIFIER)
+    found = sorted(artifacts)
+    success = found == [f"work/{task.expected['path']}"]
+    findings = () if success else (Finding(task.expected["path"], f"expected this file alone, found {found}"[:400]),)
+    return Verdict(float(success), success, {"files": float(success)}, findings, VERIFIER)
 
 
 VERIFIER = f"toy@{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"

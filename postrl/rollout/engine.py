@@ -351,7 +351,7 @@ def tree_digest(tree: Any) -> str:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         array = np.asarray(leaf)
         digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).view(np.uint8) if array.ndim else array.tobytes())
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 
