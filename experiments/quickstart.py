@@ -33,13 +33,13 @@ PROOF_NUM_HELDOUT = 67
 
 
 def config() -> RunConfig:
-    """Demonstrations are spent where the base is weakest: code repair needs about twice as many as the others."""
+    """Demonstrations are spent where the base is weakest."""
     return RunConfig(
         name="quickstart",
         domains={
-            "shell": DomainConfig(num_demonstrations=48),
-            "code_repair": DomainConfig(num_demonstrations=128),
-            "filing_fields": DomainConfig(num_demonstrations=64),
+            "shell": DomainConfig(num_demonstrations=40),
+            "code_repair": DomainConfig(num_demonstrations=64),
+            "filing_fields": DomainConfig(num_demonstrations=96),
         },
     )
 

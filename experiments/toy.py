@@ -44,7 +44,7 @@ from postrl.run_state import Parts
 # ------------------------------------------------------------------------------------------------------ the domain
 
 KINDS = ("touch",)
-LETTERS = "abcdefgh"
+LETTERS = "abcdefghijklmnop"
 RESOURCES = Resources(timeout_s=5.0, cpu_s=2, memory_mb=256, disk_mb=1, file_mb=1, num_processes=8)
 
 

@@ -55,18 +55,19 @@ class _Unit:
 
     name: str
     """As it follows the currency in a header, or the number in prose; empty for full units."""
-    scale: int
+    exponent: int
+    """A printed number is multiplied by ten to the power of it."""
     num_decimals: int
     num_digits: tuple[int, int]
 
 
-_FULL = _Unit("", 1, 0, (4, 5))
+_FULL = _Unit("", 0, 0, (4, 5))
 _SCALED = (
-    _Unit(" in thousands", 1_000, 0, (2, 4)),
-    _Unit(" in millions", 1_000_000, 0, (2, 4)),
-    _Unit(" in millions", 1_000_000, 1, (2, 3)),
+    _Unit(" in thousands", 3, 0, (2, 4)),
+    _Unit(" in millions", 6, 0, (2, 4)),
+    _Unit(" in millions", 6, 1, (2, 3)),
 )
-_PROSE = (_FULL, _Unit(" thousand", 1_000, 0, (2, 3)), _Unit(" million", 1_000_000, 1, (2, 3)))
+_PROSE = (_FULL, _Unit(" thousand", 3, 0, (2, 3)), _Unit(" million", 6, 1, (2, 3)))
 
 
 def plain(rng: np.random.Generator) -> Problem:
@@ -119,9 +120,9 @@ def note(rng: np.random.Generator) -> Problem:
     )
     asked = rng.integers(3)
     if asked == 2:
-        return Problem(text, years[0], (Field(key, third.value, 1, {}),), {"net_income": now.value})
-    value, unasked = (now.value, before.value) if asked == 0 else (before.value, now.value)
-    field = Field("net_income", value, 1, {years[1 - asked]: unasked})
+        return Problem(text, years[0], (Field(key, third, {}),), {"net_income": now.value})
+    amount, other = (now, before) if asked == 0 else (before, now)
+    field = Field("net_income", amount, {years[1 - asked]: other.value})
     return Problem(text, years[asked], (field,), {key: third.value})
 
 
@@ -141,8 +142,8 @@ def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negat
     for _ in range(2):
         digits = digits_of(rng, *unit.num_digits)
         is_negative = label[1] in SIGNED and rng.random() < 0.2 if negative is None else negative
-        amounts.append(printed(-digits if is_negative else digits, unit.num_decimals, unit.scale))
-    return Row(*label, tuple(amounts), unit.scale)
+        amounts.append(printed(-digits if is_negative else digits, unit.num_decimals, unit.exponent))
+    return Row(*label, tuple(amounts))
 
 
 def _ratio_row(rng: np.random.Generator, label: tuple[str, str]) -> Row:
@@ -153,13 +154,13 @@ def _ratio_row(rng: np.random.Generator, label: tuple[str, str]) -> Row:
         amounts = [percent(int(rng.integers(2, 60)), 0) for _ in range(2)]
     else:
         amounts = [percent(int(rng.integers(11, 600)), 1) for _ in range(2)]
-    return Row(*label, tuple(amounts), 1)
+    return Row(*label, tuple(amounts))
 
 
 def _worded(rng: np.random.Generator, currency: str, unit: _Unit, *, negative: bool) -> Amount:
     """An amount as prose has it: "$1.2 million", "€340 thousand", "$48,210". A loss is named there, not signed."""
-    amount = printed(digits_of(rng, *unit.num_digits), unit.num_decimals, unit.scale)
-    return Amount(f"{currency}{amount.text}{unit.name}", -amount.value if negative else amount.value)
+    amount = printed(digits_of(rng, *unit.num_digits), unit.num_decimals, unit.exponent)
+    return Amount(f"{currency}{amount.text}{unit.name}", f"{'-' if negative else ''}{amount.number}")
 
 
 def _table(
@@ -174,7 +175,7 @@ def _table(
     """A table of the `rows` in random order; asked are the first `num_asked` of `rows`, for the year in `column`."""
     years = _years(rng) if newest_first else _years(rng)[::-1]
     fields = tuple(
-        Field(row.key, row.amounts[column].value, row.scale, {years[1 - column]: row.amounts[1 - column].value})
+        Field(row.key, row.amounts[column], {years[1 - column]: row.amounts[1 - column].value})
         for row in rows[:num_asked]
     )
     others = {row.key: row.amounts[column].value for row in rows[num_asked:]}

@@ -1,6 +1,7 @@
 """The material of filings: labels with their JSON keys, amounts as filings print them, and tables of them.
 
-An amount is its printed text and its exact value in full units: "(1,234)" under "in thousands" is -1234000.
+An amount is its printed text and its value as a JSON number in full units: "(1,234)" under "in thousands" is -1234e3.
+JSON's exponent says the scale with one digit, where zeros would cost a small policy a token each and have to be counted.
 """
 
 from __future__ import annotations
@@ -47,10 +48,14 @@ CURRENCIES = ("USD", "EUR", "GBP", "CHF")
 
 @dataclass(frozen=True)
 class Amount:
-    """An amount as the filing prints it, and what it is worth in full units."""
+    """An amount as the filing prints it, and what it is worth in full units, as a JSON number: "45 bps" and "45e-4"."""
 
     text: str
-    value: Decimal
+    number: str
+
+    @property
+    def value(self) -> Decimal:
+        return Decimal(self.number)
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,6 @@ class Row:
     label: str
     key: str
     amounts: tuple[Amount, ...]
-    scale: int
-    """What a printed number of the row is multiplied by; 1 where it isn't scaled."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,7 @@ class Field:
     """One requested value, with what the verifier needs to say what went wrong when it isn't met."""
 
     key: str
-    value: Decimal
-    scale: int
-    """That of its row."""
+    amount: Amount
     other_years: dict[str, Decimal]
 
 
@@ -84,22 +85,22 @@ def pick_some(rng: np.random.Generator, options: Sequence[T], num: int) -> list[
     return [options[i] for i in rng.permutation(len(options))[:num]]
 
 
-def printed(digits: int, num_decimals: int, scale: int) -> Amount:
-    """The amount with the digits of the integer `digits`: `printed(-12345, 1, 1000)` is "(1,234.5)", worth -1234500."""
-    number = Decimal(abs(digits)).scaleb(-num_decimals)
-    text = f"{number:,}"
-    return Amount(f"({text})" if digits < 0 else text, Decimal(digits).scaleb(-num_decimals) * scale)
+def printed(digits: int, num_decimals: int, exponent: int) -> Amount:
+    """The amount with the digits of the integer `digits`: `printed(-12345, 1, 3)` is "(1,234.5)" and "-1234.5e3"."""
+    number = Decimal(digits).scaleb(-num_decimals)
+    text = f"{abs(number):,}"
+    return Amount(f"({text})" if digits < 0 else text, f"{number}e{exponent}" if exponent else f"{number}")
 
 
 def percent(digits: int, num_decimals: int) -> Amount:
-    """`percent(125, 1)` is "12.5%", worth 0.125."""
+    """`percent(125, 1)` is "12.5%" and "12.5e-2"."""
     number = Decimal(digits).scaleb(-num_decimals)
-    return Amount(f"{number}%", number.scaleb(-2))
+    return Amount(f"{number}%", f"{number}e-2")
 
 
 def basis_points(digits: int) -> Amount:
-    """`basis_points(45)` is "45 bps", worth 0.0045."""
-    return Amount(f"{digits} bps", Decimal(digits).scaleb(-4))
+    """`basis_points(45)` is "45 bps" and "45e-4"."""
+    return Amount(f"{digits} bps", f"{digits}e-4")
 
 
 def digits_of(rng: np.random.Generator, at_least: int, at_most: int) -> int:

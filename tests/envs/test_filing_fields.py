@@ -104,10 +104,10 @@ def test_kinds_are_what_they_say():
 @pytest.mark.parametrize(
     ("amount", "text", "value"),
     [
-        (printed(1234, 0, 1000), "1,234", "1234000"),
-        (printed(-12345, 1, 1_000_000), "(1,234.5)", "-1234500000"),
-        (printed(5, 1, 1), "0.5", "0.5"),
-        (printed(-7, 0, 1), "(7)", "-7"),
+        (printed(1234, 0, 3), "1,234", "1234000"),
+        (printed(-12345, 1, 6), "(1,234.5)", "-1234500000"),
+        (printed(5, 1, 0), "0.5", "0.5"),
+        (printed(-7, 0, 0), "(7)", "-7"),
         (percent(125, 1), "12.5%", "0.125"),
         (percent(7, 0), "7%", "0.07"),
         (basis_points(45), "45 bps", "0.0045"),
@@ -121,7 +121,7 @@ def test_amounts_are_printed_as_filings_do(amount, text, value):
 
 
 def test_texts_fit_their_budgets():
-    """43 and at most 90 tokens of SmolLM2's tokenizer, 40 for the longest answer; digits are a token each."""
+    """45 and at most 89 tokens of SmolLM2's tokenizer, 34 for the longest answer; digits are a token each."""
     assert len(SYSTEM) <= 110
     for index in range(700):
         task = generate("train", 0, index)
@@ -129,11 +129,22 @@ def test_texts_fit_their_budgets():
         assert len(task.reference[0]) <= 75, task.reference
 
 
-def test_references_are_plain_numbers():
+def test_references_copy_the_digits_and_say_the_scale_by_an_exponent():
+    number = r"-?\d+(\.\d+)?(e3|e6|e-2|e-4)?"
     for index in range(300):
-        body = generate("train", 0, index).reference[0].removeprefix("```json\n").removesuffix("\n```")
-        assert re.fullmatch(r'\{"\w+": -?\d+(\.\d+)?(, "\w+": -?\d+(\.\d+)?)?\}', body)
-        assert not re.search(r"\.\d*0[,}]", body)
+        task = generate("train", 0, index)
+        body = task.reference[0].removeprefix("```json\n").removesuffix("\n```")
+        assert re.fullmatch(rf'\{{"\w+": {number}(, "\w+": {number})?\}}', body)
+        for mantissa in re.findall(r": -?([\d.]+)", body):
+            assert mantissa in task.prompt.replace(",", "")
+
+
+def test_plain_digits_are_as_right_as_an_exponent():
+    task = example("scale")
+    (key,), (field,) = task.expected["fields"], task.expected["fields"].values()
+    assert re.search(r"e\d", task.reference[0])
+    *_, info = started(task).step(hand_in(f'{{"{key}": {field["value"]}}}'))
+    assert verify(task, info["artifacts"], sandboxes()).success
 
 
 def test_kinds_take_turns():
