@@ -4,7 +4,10 @@
     python experiments/toy.py --help                 # every field
 
 Everything that a new domain needs is in this file: a generator, an environment with one tool, a verifier. A task says
-`put 4712 in k`; the reply that solves it is a fenced `echo 4712 >k`.
+`4712 to k`; the reply that solves it is a fenced `touch k`.
+
+Expect 40 s on two cores, and a held-out success of 0.85 at least (measured: 0 % before, 100 % after the cold start, 94 %
+after RL). The cold start alone solves this domain, so the toy shows that the loop runs, not what RL adds.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ class ToyEnv(ToolEnv):
 
 
 def verify(task: Task, artifacts: Files, sandboxes: SandboxFactory) -> Verdict:
-    """1 when the named file holds the number and no other file exists.
+    """1 when the named file is there and no other.
 
     Bytes are compared as data, so nothing that the policy wrote runs or is parsed; a check that needs a program runs it
     in a sandbox of its own (`verifiers/checking.py`).
