@@ -132,9 +132,10 @@ def test_it_was_killed_in_the_middle(killed_runs, whole_run):
     at, codes = zip(*kills, strict=True)
     assert codes == (-9,) * NUM_KILLS
     assert list(at) == sorted(at)
-    assert len(set(at)) >= 8, "the kills fell together"
-    assert at[0] < num_outcomes(whole_run) / 5
-    assert at[-1] > num_outcomes(whole_run) * 4 / 5
+    # Two kills may find the same number on record (both during an update, say); the ten must still spread over the run.
+    fifths = {5 * num // (num_outcomes(whole_run) + 1) for num in at}
+    assert len(fifths) >= 4, "the kills fell together"
+    assert {0, 4} <= fifths
 
 
 def test_the_final_adapter_is_the_same_bit_for_bit(killed_runs, whole_run):
