@@ -37,9 +37,9 @@ def config() -> RunConfig:
     return RunConfig(
         name="quickstart",
         domains={
-            "shell": DomainConfig(num_demonstrations=40),
-            "code_repair": DomainConfig(num_demonstrations=64),
-            "filing_fields": DomainConfig(num_demonstrations=96),
+            "shell": DomainConfig(num_demonstrations=24),
+            "code_repair": DomainConfig(num_demonstrations=48),
+            "filing_fields": DomainConfig(num_demonstrations=72),
         },
     )
 

@@ -1,19 +1,22 @@
-"""Toy: a 0.2M-parameter transformer, trained from nothing, learns a tiny domain in real sandboxes. The template for a domain.
+"""Toy: a transformer of 0.1M parameters, trained from nothing, learns a tiny domain in real sandboxes. Copy it for a domain.
 
     python experiments/toy.py                        # the whole run; the same command again resumes it
     python experiments/toy.py --help                 # every field
 
-Everything that a new domain needs is in this file: a generator, an environment with one tool, a verifier. A task says
-`4712 to k`; the reply that solves it is a fenced `touch k`.
+Expect 45 s on two cores, and a held-out success of 85 % at least, 30 points or more above the cold start (measured for seeds
+0, 1, 2: 0 % before, 33, 35, 42 % after the cold start, 100 % each after RL).
 
-Expect 40 s on two cores, and a held-out success of 0.85 at least (measured: 0 % before, 100 % after the cold start, 94 %
-after RL). The cold start alone solves this domain, so the toy shows that the loop runs, not what RL adds.
+Everything that a new domain needs is in this file: a generator, an environment with one tool, a verifier. A task says
+`above 482913`; the reply that solves it writes a larger number to the file n. The cold start is too short to learn how to
+read the number: it teaches the form of a reply and to name numbers like the demonstrations', right in under half of the
+tasks. RL finds what no demonstration says: numbers that begin with 5 are above nearly all.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from pathlib import Path
 
 import jax
@@ -46,8 +49,7 @@ from postrl.run_state import Parts
 
 # ------------------------------------------------------------------------------------------------------ the domain
 
-KINDS = ("touch",)
-LETTERS = "abcdefghijklmnop"
+KINDS = ("above",)
 RESOURCES = Resources(timeout_s=5.0, cpu_s=2, memory_mb=256, disk_mb=1, file_mb=1, num_processes=8)
 
 
@@ -57,18 +59,21 @@ def generate(split: Split, seed: int, index: int) -> Task:
 
 
 def make_task(split: Split, seed: int, index: int, rng: np.random.Generator) -> Task:
-    name = LETTERS[rng.integers(len(LETTERS))]
+    """Drawn from `rng` alone. The reference is what a demonstration replies, and must score 1."""
+    # The mean of two has its peak in the middle: demonstrations' commonest first digit is right about half the time.
+    number = int(rng.integers(100_000, 600_000, size=2).mean())
+    answer = number + int(rng.integers(1, 10_000))
     return Task(
         domain="toy",
-        kind="touch",
+        kind="above",
         split=split,
         seed=seed,
         index=index,
         system="sh",
-        prompt=f"{rng.integers(1000, 10_000)} to {name}",
+        prompt=f"above {number}",
         files={},
-        expected={"path": name},
-        reference=(f"```sh\ntouch {name}\n```",),
+        expected={"above": number},
+        reference=(f"```sh\necho {answer} >n\n```",),
         resources=RESOURCES,
     )
 
@@ -86,16 +91,16 @@ class ToyEnv(ToolEnv):
 
 
 def verify(task: Task, artifacts: Files, sandboxes: SandboxFactory) -> Verdict:
-    """1 when the named file is there and no other.
+    """1 when the file n holds a number above the task's, in at most nine digits.
 
-    Bytes are compared as data, so nothing that the policy wrote runs or is parsed; a check that needs a program runs it
-    in a sandbox of its own (`verifiers/checking.py`).
+    The file is read as data: nothing that the policy wrote is run. A check that needs a program runs it in a sandbox of
+    its own (`verifiers/checking.py`).
     """
     del sandboxes
-    found = sorted(artifacts)
-    success = found == [f"work/{task.expected['path']}"]
-    findings = () if success else (Finding(task.expected["path"], f"expected this file alone, found {found}"[:400]),)
-    return Verdict(float(success), success, {"files": float(success)}, findings, VERIFIER)
+    written = artifacts.get("work/n", b"").strip()
+    success = re.fullmatch(rb"[0-9]{1,9}", written) is not None and int(written) > task.expected["above"]
+    finding = Finding("n", f"expected a number above {task.expected['above']}, found {written[:20]!r}")
+    return Verdict(float(success), success, {"n": float(success)}, () if success else (finding,), VERIFIER)
 
 
 VERIFIER = f"toy@{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"
@@ -121,7 +126,7 @@ def byte_chat() -> ChatFormat:
 
 
 def random_base(seed: int = 0) -> Base:
-    """A model that knows nothing: two layers, 0.2M parameters."""
+    """A model that knows nothing: two layers, 0.1M parameters."""
     model = ModelConfig(
         num_layers=2, model_dim=64, num_heads=2, num_kv_heads=2, head_dim=32, ffw_dim=128, vocab_size=258
     )
@@ -134,16 +139,14 @@ def random_base(seed: int = 0) -> Base:
 def config() -> RunConfig:
     return RunConfig(
         name="toy",
-        domains={"toy": DomainConfig(num_demonstrations=96, groups_per_step=8, num_heldout=48)},
+        domains={"toy": DomainConfig(num_demonstrations=64, groups_per_step=8, num_heldout=48)},
         trainable=TrainableConfig(lora_rank=0),
-        cold_start=ColdStartConfig(num_epochs=11, batch_size=16, learning_rate=3e-3),
-        rl=RlConfig(num_steps=20, group_size=8, learning_rate=1e-3),
+        cold_start=ColdStartConfig(num_epochs=8, batch_size=16, learning_rate=3e-3),
+        rl=RlConfig(num_steps=24, group_size=8, learning_rate=1e-3),
         learner=LearnerConfig(row_shapes=(RowShape(256, 192),), max_rows=16),
         rollout=RolloutConfig(
-            engine=EngineConfig(
-                num_slots=16, max_context=128, prefill_chunk=32, row_buckets=(16,), context_buckets=(128,)
-            ),
-            max_new_tokens=24,
+            engine=EngineConfig(num_slots=16, max_context=128, row_buckets=(16,), context_buckets=(128,)),
+            max_new_tokens=28,
         ),
         checkpoint_every=10,
     )

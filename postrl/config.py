@@ -42,7 +42,7 @@ class RlConfig:
     num_steps: int = 36
     group_size: int = 8
     """Episodes of each task."""
-    learning_rate: float = 2e-4
+    learning_rate: float = 3e-4
     num_warmup_steps: int = 3
     """Steps over which the learning rate rises linearly from 0."""
     normalize_std: bool = True
@@ -73,7 +73,7 @@ class DomainConfig:
     """Reference trajectories for the cold start."""
     groups_per_step: int = 3
     """Tasks a step of reinforcement learning."""
-    num_heldout: int = 48
+    num_heldout: int = 40
     """Held-out tasks of an evaluation, each played once, greedily."""
 
 
@@ -89,7 +89,7 @@ class LearnerConfig:
 @dataclass(frozen=True)
 class RolloutConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
-    max_new_tokens: int = 48
+    max_new_tokens: int = 36
     """Of one completion."""
     max_attempts: int = 3
     """Attempts at an episode that fails through our own fault."""

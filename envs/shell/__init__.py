@@ -22,7 +22,7 @@ SYSTEM = (
     "To look around first, write ```look instead of ```sh."
 )
 RESOURCES = Resources(timeout_s=5.0, cpu_s=5, memory_mb=256, disk_mb=8, file_mb=4, num_processes=32)
-MAX_TURNS = 3
+MAX_TURNS = 2
 
 _NAMES = tuple(KINDS)
 

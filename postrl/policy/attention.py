@@ -85,20 +85,32 @@ def cached_decode(slot_B: jax.Array, position_B: jax.Array, num_tokens: int) -> 
     return attend
 
 
-def cached_prefill(slot: jax.Array, start: jax.Array, num_tokens: int) -> Attend:
-    """A chunk of T tokens of one sequence (B = 1) at positions start..start+T-1 of one slot.
+def cached_prefill(slot_B: jax.Array, start_B: jax.Array, num_tokens: int) -> Attend:
+    """B blocks of T neighbouring tokens, each at positions start..start+T-1 of a slot; blocks may share a slot.
 
-    Rows of the chunk beyond the prompt write garbage after it; no query sees it before a real token overwrites it.
+    All are written, then all read what their slot holds up to their own tokens. Tokens of a block beyond its prompt write
+    garbage after it; no query sees it before a real token overwrites it.
     """
 
     def attend(index: jax.Array, cache: SlotCache, q_BTGMK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array) -> tuple:
-        k = jax.lax.dynamic_update_slice(cache.k, k_BTGK.transpose(0, 2, 3, 1)[None], (index, slot, 0, 0, start))
-        v = jax.lax.dynamic_update_slice(cache.v, v_BTGK.transpose(0, 2, 1, 3)[None], (index, slot, 0, start, 0))
-        k_GKS, v_GSK = k[index, slot, :, :, :num_tokens], v[index, slot, :, :num_tokens]
-        T = q_BTGMK.shape[1]
-        score_GMTS = jnp.einsum("tgmk,gks->gmts", q_BTGMK[0], k_GKS) * q_BTGMK.shape[-1] ** -0.5
-        visible_TS = jnp.arange(num_tokens)[None, :] <= start + jnp.arange(T)[:, None]
-        p_GMTS = jax.nn.softmax(jnp.where(visible_TS, score_GMTS, MASKED), axis=-1)
-        return jnp.einsum("gmts,gsk->tgmk", p_GMTS, v_GSK)[None], SlotCache(k=k, v=v)
+        B, T = q_BTGMK.shape[:2]
+        k, v = cache.k, cache.v
+        for b in range(B):
+            k = jax.lax.dynamic_update_slice(
+                k, k_BTGK[b].transpose(1, 2, 0)[None, None], (index, slot_B[b], 0, 0, start_B[b])
+            )
+            v = jax.lax.dynamic_update_slice(
+                v, v_BTGK[b].swapaxes(0, 1)[None, None], (index, slot_B[b], 0, start_B[b], 0)
+            )
+
+        # One block at a time: in a batched product a block's bits depend on how many blocks there are.
+        def one(b: int) -> jax.Array:
+            k_GKS, v_GSK = k[index, slot_B[b], :, :, :num_tokens], v[index, slot_B[b], :, :num_tokens]
+            score_GMTS = jnp.einsum("tgmk,gks->gmts", q_BTGMK[b], k_GKS) * q_BTGMK.shape[-1] ** -0.5
+            visible_TS = jnp.arange(num_tokens)[None, :] <= start_B[b] + jnp.arange(T)[:, None]
+            p_GMTS = jax.nn.softmax(jnp.where(visible_TS, score_GMTS, MASKED), axis=-1)
+            return jnp.einsum("gmts,gsk->tgmk", p_GMTS, v_GSK)
+
+        return jnp.stack([one(b) for b in range(B)]), SlotCache(k=k, v=v)
 
     return attend

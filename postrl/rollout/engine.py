@@ -35,12 +35,14 @@ class EngineConfig:
     """Sessions that can be open at once."""
     max_context: int = 384
     """Tokens of one session, prompt and completions together."""
-    prefill_chunk: int = 64
-    """Tokens prefilled by one call."""
+    prefill_buckets: tuple[int, ...] = (4, 16)
+    """Blocks of `prefill_block` tokens that one call prefills, of any prompts."""
+    prefill_block: int = 8
+    """Neighbouring tokens of one prompt. Fewer waste less at a prompt's end; below 8, bits could change (see below)."""
     row_buckets: tuple[int, ...] = (8, 24, 48, 72)
     """Rows of a decode step; a step takes the smallest bucket that holds the running requests. At least 8: below that
     XLA:CPU picks other kernels and a row's bits depend on the number of rows."""
-    context_buckets: tuple[int, ...] = (128, 192, 288, 384)
+    context_buckets: tuple[int, ...] = (192, 288, 384)
     """How many cached tokens a step reads; the smallest that covers its longest row."""
 
     def __post_init__(self) -> None:
@@ -105,8 +107,8 @@ class Engine:
         self._eos_id = eos_id
         self._vocab_size = model.vocab_size
         self._params, self._adapter, self._version = params, adapter, 0
-        # One slot more: padding rows of a decode step write there.
-        self._cache = empty_cache(model, config.num_slots + 1, config.max_context + config.prefill_chunk)
+        # One slot more: padding rows of a step write there.
+        self._cache = empty_cache(model, config.num_slots + 1, config.max_context + config.prefill_block)
         self._decode = functools.partial(_decode_step, model, adapter_scale)
         self._prefill = functools.partial(_prefill_step, model, adapter_scale)
         self._free = list(range(config.num_slots))
@@ -203,9 +205,7 @@ class Engine:
                 if admitted is None:
                     return
                 start = time.perf_counter()
-                for request, slot in admitted:
-                    running.append(self._start(request, slot))
-                running = self._step(running)
+                running = self._step(running + self._start(admitted))
                 self._count(busy_s=time.perf_counter() - start)
         except BaseException as error:  # noqa: BLE001 - the thread's last act: everybody who waits must learn of it
             with self._wake:
@@ -250,31 +250,64 @@ class Engine:
         self._cached[slot] = np.zeros(0, np.int32)
         return slot
 
-    def _start(self, request: _Request, slot: int) -> _Running:
-        """Brings all tokens but the last into the slot."""
+    def _start(self, admitted: list[tuple[_Request, int]]) -> list[_Running]:
+        """Brings all tokens but the last of each request into its slot; what requests share is computed once."""
+        started, rest = [], admitted
+        while rest:
+            now: list[_Running] = []
+            later: list[tuple[_Request, int]] = []
+            for request, slot in rest:
+                token_T = request.token_T
+                needed = len(token_T) - 1
+                source, cached = self._best_prefix(request, slot)
+                if len(self._cached[slot]) == 0:  # the session's first request
+                    # Another one is about to compute more of the prompt than any slot holds: it is copied afterwards.
+                    if any(min(_common(other.request.token_T[:-1], token_T), needed) > cached for other in now):
+                        later.append((request, slot))
+                        continue
+                    if source != slot:
+                        self._cache = _copy_slot(self._cache, jnp.int32(source), jnp.int32(slot))
+                    self._prefix[slot] = token_T[:cached]  # the rest is overwritten
+                now.append(_Running(request, slot, next_token=int(token_T[-1]), position=cached))
+            self._prefill_all(now)
+            for r in now:
+                if len(self._cached[r.slot]) == 0:
+                    self._prefix[r.slot] = r.request.token_T[:-1]
+            started, rest = started + now, later
+        return started
+
+    def _best_prefix(self, request: _Request, slot: int) -> tuple[int, int]:
+        """The slot that holds most of the request's leading tokens, its own one among equals, and how many it holds."""
         token_T = request.token_T
-        needed = len(token_T) - 1
-        cached = len(self._cached[slot])
-        assert np.array_equal(token_T[:cached], self._cached[slot]), (
+        num_cached = len(self._cached[slot])
+        assert np.array_equal(token_T[:num_cached], self._cached[slot]), (
             f"session {request.session} changed its history: a rewritten context is a new session"
         )
-        if cached == 0:  # the session's first request
-            best = max(range(self.config.num_slots), key=lambda z: _common(self._prefix[z], token_T))
-            cached = min(_common(self._prefix[best], token_T), needed)
-            own = min(_common(self._prefix[slot], token_T), needed)
-            if cached > own:
-                self._cache = _copy_slot(self._cache, jnp.int32(best), jnp.int32(slot))
-            self._prefix[slot] = token_T[:needed]
-        num_tokens = self._context_bucket(len(token_T))
-        for start in range(cached, needed, self.config.prefill_chunk):
-            chunk = np.zeros(self.config.prefill_chunk, np.int32)
-            part = token_T[start : min(start + self.config.prefill_chunk, needed)]
-            chunk[: len(part)] = part
-            self._cache = self._prefill(
-                num_tokens, self._params, self._adapter, self._cache, jnp.int32(slot), chunk, jnp.int32(start)
-            )
-        self._count(num_prompt_tokens=len(token_T), num_prefilled_tokens=max(0, needed - cached))
-        return _Running(request, slot, next_token=int(token_T[-1]), position=needed)
+        if num_cached > 0:  # not the session's first request
+            return slot, num_cached
+        common = [min(_common(prefix_T, token_T), len(token_T) - 1) for prefix_T in self._prefix]
+        source = max(range(self.config.num_slots), key=lambda z: (common[z], z == slot))
+        return source, common[source]
+
+    def _prefill_all(self, started: list[_Running]) -> None:
+        """Computes what each slot lacks; afterwards all requests are at their last token."""
+        size, most = self.config.prefill_block, self.config.prefill_buckets[-1]
+        blocks: list[tuple[int, int, np.ndarray]] = []
+        """Slot, first position, at most `size` tokens."""
+        for r in started:
+            token_T = r.request.token_T
+            self._count(num_prompt_tokens=len(token_T), num_prefilled_tokens=len(token_T) - 1 - r.position)
+            blocks += [(r.slot, t, token_T[t:-1][:size]) for t in range(r.position, len(token_T) - 1, size)]
+            r.position = len(token_T) - 1
+        for first in range(0, len(blocks), most):
+            part = blocks[first : first + most]
+            num_rows = next(b for b in self.config.prefill_buckets if b >= len(part))
+            slot_B = np.full(num_rows, self.config.num_slots, np.int32)
+            start_B, token_BT = np.zeros(num_rows, np.int32), np.zeros((num_rows, size), np.int32)
+            for i, (slot, start, token_T) in enumerate(part):
+                slot_B[i], start_B[i], token_BT[i, : len(token_T)] = slot, start, token_T
+            num_tokens = self._context_bucket(max(start + len(token_T) for _, start, token_T in part))
+            self._cache = self._prefill(num_tokens, self._params, self._adapter, self._cache, slot_B, token_BT, start_B)
 
     def _step(self, running: list[_Running]) -> list[_Running]:
         """One token for every running request; returns those that go on."""
@@ -421,13 +454,13 @@ def _prefill_step(
     params: Params,
     adapter: Adapter | None,
     cache: SlotCache,
-    slot: jax.Array,
-    token_T: jax.Array,
-    start: jax.Array,
+    slot_B: jax.Array,
+    token_BT: jax.Array,
+    start_B: jax.Array,
 ) -> SlotCache:
-    position_1T = start + jnp.arange(token_T.shape[0])[None]
-    attend = cached_prefill(slot, start, num_tokens)
-    return forward(model, params, adapter, adapter_scale, token_T[None], position_1T, attend, cache)[1]
+    position_BT = start_B[:, None] + jnp.arange(token_BT.shape[1])
+    attend = cached_prefill(slot_B, start_B, num_tokens)
+    return forward(model, params, adapter, adapter_scale, token_BT, position_BT, attend, cache)[1]
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))

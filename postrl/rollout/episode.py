@@ -21,6 +21,8 @@ def run_episode(
     """Plays `task` in `env` (a `gymnasium.Env` over text) until it is terminated or truncated.
 
     Turn k samples with seed `(seed + k) mod 2^31`. An episode whose context would outgrow `max_context` is truncated.
+    A reply that its token limit cut short is not acted on: half a command may do anything but what was meant. The
+    environment counts it as a turn without a tool call, and the policy reads why.
     """
     try:
         observation, _ = env.reset(options={"task": task})
@@ -31,11 +33,14 @@ def run_episode(
         while True:
             completion = sampler.sample(context_T, seed=(seed + len(turns)) % 2**31, session=session)
             reply = chat.decode(completion.token_T)
-            observation, _, terminated, truncated, info = env.step(reply)
+            cut = completion.stop is StopReason.LENGTH
+            observation, _, terminated, truncated, info = env.step("" if cut else reply)
+            if cut:
+                observation = f"Cut after {len(completion.token_T)} tokens and not run: be shorter."
             turns.append(Turn(prompt_T, completion, reply, info["call"], observation))
             if terminated or truncated:
                 break
-            prompt_T = chat.continuation(completion.stop is StopReason.STOP, observation)
+            prompt_T = chat.continuation(not cut, observation)
             context_T = np.concatenate([context_T, completion.token_T, prompt_T])
             if len(context_T) >= max_context:
                 truncated = True

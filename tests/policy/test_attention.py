@@ -70,20 +70,20 @@ def _forward(token_BT, position_BT, attend, cache=None):
 
 
 def test_chunked_prefill_then_decode_equals_the_packed_forward(sequence):
-    """Chunks of 4 (the last one half empty), then one token at a time, in slot 2 of 3 beside another sequence."""
+    """Chunks of 4 (the last one half empty), then one token at a time, in slot 2 of 3 beside other sequences."""
     token_T, wanted = sequence
     cache = empty_cache(MODEL, num_slots=3, num_tokens=24)
     step = jax.jit(
-        lambda cache, token, start: _forward(
-            token[None], start + jnp.arange(4)[None], cached_prefill(2, start, 16), cache
+        lambda cache, token, start_B: _forward(
+            token, start_B[:, None] + jnp.arange(4), cached_prefill(jnp.array([0, 2]), start_B, 16), cache
         )
     )
     got = []
     for start, real in ((0, 4), (4, 4), (8, 2)):
         chunk = np.full(4, 63, np.int32)
         chunk[:real] = token_T[start : start + real]
-        h, cache = step(cache, chunk, start)
-        got.append(h[0, :real])
+        h, cache = step(cache, np.stack([chunk[::-1], chunk]), np.array([1, start], np.int32))
+        got.append(h[1, :real])
 
     @jax.jit
     def decode(cache, token_B, position_B):
@@ -100,7 +100,9 @@ def test_a_step_writes_its_own_slots_only(sequence):
     token_T, _ = sequence
     before = jax.tree.map(lambda x: x + 7.0, empty_cache(MODEL, num_slots=3, num_tokens=24))
     step = jax.jit(
-        lambda cache: _forward(token_T[:4][None], np.arange(4)[None] + 8, cached_prefill(1, 8, 16), cache)[1]
+        lambda cache: _forward(
+            token_T[:4][None], np.arange(4)[None] + 8, cached_prefill(jnp.array([1]), jnp.array([8]), 16), cache
+        )[1]
     )
     after = step(before)
     for old, new, axis in ((before.k, after.k, 4), (before.v, after.v, 3)):

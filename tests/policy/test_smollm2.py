@@ -48,7 +48,7 @@ def test_tokenizer_and_template(base):
 
 
 def test_it_knows_a_capital(base):
-    config = EngineConfig(num_slots=8, max_context=64, prefill_chunk=32, row_buckets=(8,), context_buckets=(64,))
+    config = EngineConfig(num_slots=8, max_context=64, row_buckets=(8,), context_buckets=(64,))
     prompt_T = base.chat.opening((Message("system", "Be brief."), Message("user", "What is the capital of France?")))
     with Engine(base.model, base.params, None, 0.0, base.chat.eos_id, config) as engine, ThreadPoolExecutor(1) as pool:
         sampler = PolicySampler(engine, temperature=0.0, max_new_tokens=16)

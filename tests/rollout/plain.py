@@ -11,7 +11,9 @@ from postrl.policy.model import forward, logits
 from postrl.rollout.engine import Engine, EngineConfig, sample_inverse_cdf
 from tests.policy.tiny import ADAPTER_SCALE, MODEL, log_softmax, tiny_adapter, tiny_params
 
-CONFIG = EngineConfig(num_slots=10, max_context=40, prefill_chunk=8, row_buckets=(8, 16), context_buckets=(20, 40))
+CONFIG = EngineConfig(
+    num_slots=10, max_context=40, prefill_buckets=(2, 4), row_buckets=(8, 16), context_buckets=(20, 40)
+)
 NO_EOS = MODEL.vocab_size + 1
 """An end token that is never sampled."""
 

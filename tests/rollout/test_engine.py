@@ -228,7 +228,9 @@ def test_impossible_configs_are_refused(change, message):
 
 def test_buckets_may_be_larger_than_the_context():
     """A run that only lowers `max_context` keeps the default buckets."""
-    config = EngineConfig(num_slots=10, max_context=40, prefill_chunk=8, row_buckets=(8, 16), context_buckets=(20, 64))
+    config = EngineConfig(
+        num_slots=10, max_context=40, prefill_buckets=(2, 4), row_buckets=(8, 16), context_buckets=(20, 64)
+    )
     with small_engine(config=config) as engine:
         completion = sample_in(engine, PROMPT, max_new_tokens=12)
     assert completion.token_T.tolist() == plain_sample(PROMPT, 12)[0].tolist()

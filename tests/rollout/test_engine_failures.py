@@ -9,7 +9,7 @@ from postrl.contracts import InfraError
 from postrl.rollout.engine import EngineConfig
 from tests.rollout.plain import small_engine
 
-CONFIG = EngineConfig(num_slots=2, max_context=40, prefill_chunk=8, row_buckets=(8,), context_buckets=(40,))
+CONFIG = EngineConfig(num_slots=2, max_context=40, prefill_buckets=(2, 4), row_buckets=(8,), context_buckets=(40,))
 TIMEOUT_S = 60
 
 

@@ -97,12 +97,25 @@ def test_every_reply_ends_with_exactly_one_end_token(stop):
     first, second = play(env, sampler).turns
     assert int(np.sum(first.completion.token_T == CHAT.eos_id)) == (stop is StopReason.STOP)
     joined = np.concatenate([first.prompt_T, first.completion.token_T, second.prompt_T])
+    observation = "go on" if stop is StopReason.STOP else "Cut after 4 tokens and not run: be shorter."
     whole = (
         f"<|im_start|>system\n{TASK.system}<|im_end|>\n<|im_start|>user\nThe task.<|im_end|>\n<|im_start|>assistant\n"
-        "some<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+        f"some<|im_end|>\n<|im_start|>user\n{observation}<|im_end|>\n<|im_start|>assistant\n"
     )
     assert joined.tolist() == CHAT.tokenizer.encode(whole, add_special_tokens=False).ids
     np.testing.assert_array_equal(sampler.asked[1].token_T, joined)
+
+
+def test_a_reply_that_was_cut_is_not_acted_on():
+    """The environment gets no text and so no call; the record keeps what was sampled and what the policy read."""
+    env = ScriptedEnv([("No tool call: use ```sh.", False, False), ("", True, False)])
+    cut = "```sh\nrm -r src"
+    first, second = play(env, ScriptedSampler([(cut, StopReason.LENGTH), ("ls", StopReason.STOP)])).turns
+    assert env.replies == ["", "ls"]
+    told = f"Cut after {len(cut)} tokens and not run: be shorter."
+    assert (first.text, first.call, first.observation) == (cut, None, told)
+    np.testing.assert_array_equal(second.prompt_T, CHAT.continuation(False, told))
+    assert second.call == CALL
 
 
 def test_the_environment_may_truncate():

@@ -95,13 +95,13 @@ def data_of(run, outcomes, **kwargs):
 
 def test_a_verifier_that_rewards_silence(run):
     with_parts(run, verify=scores(1.0))
-    stops(run, "no-op scores 0", r"Not so for \['toy/touch/train-0-0'\]: rewards of these kinds can't be trusted",
+    stops(run, "no-op scores 0", r"Not so for \['toy/above/train-0-0'\]: rewards of these kinds can't be trusted",
           lambda: check_verifiers(run, one_task_of_each_kind(run)))  # fmt: skip
 
 
 def test_a_verifier_that_refuses_the_reference(run):
     with_parts(run, verify=scores(0.0))
-    stops(run, "reference scores 1", r"Not so for \['toy/touch/train-0-0'\]", lambda: preflight(run))
+    stops(run, "reference scores 1", r"Not so for \['toy/above/train-0-0'\]", lambda: preflight(run))
 
 
 def test_an_environment_whose_tools_are_missing(run):
@@ -120,7 +120,7 @@ def test_demonstrations_that_do_not_score(run):
         return scores(0.0)(task, artifacts, sandboxes) if task.index == 2 else toy.verify(task, artifacts, sandboxes)
 
     with_parts(run, verify=refuses_one)
-    stops(run, "demonstrations score 1", r"1 of 4 reference trajectories did not score 1, toy/touch/train-0-2 first",
+    stops(run, "demonstrations score 1", r"1 of 4 reference trajectories did not score 1, toy/above/train-0-2 first",
           lambda: demonstrate(run))  # fmt: skip
 
 
@@ -136,15 +136,15 @@ def test_held_out_tasks_that_repeat(run):
 
 
 def test_a_kind_that_is_never_generated(run):
-    with_domain(run, kinds=("touch", "take"))
+    with_domain(run, kinds=("above", "take"))
     stops(run, "toy generates every kind", r"The generator of toy never gave \['take'\]", lambda: preflight(run))
 
 
 def test_a_tokenizer_that_loses_characters(run):
     tokenizer = Tokenizer.from_str(run.parts.base.chat.tokenizer.to_str())
-    tokenizer.normalizer = normalizers.Replace("touch", "")
+    tokenizer.normalizer = normalizers.Replace(">", "")
     with_chat(run, dataclasses.replace(run.parts.base.chat, tokenizer=tokenizer))
-    stops(run, "tokenizer round trip", r"changes references \(\['toy/touch/train-0-0'\]\)",
+    stops(run, "tokenizer round trip", r"changes references \(\['toy/above/train-0-0'\]\)",
           lambda: check_tokenizer(run, one_task_of_each_kind(run)))  # fmt: skip
 
 
@@ -343,5 +343,5 @@ def test_the_prompt_of_a_toy_task_is_short():
     task = toy.generate("train", 0, 0)
     chat = toy.byte_chat()
     prompt_T = chat.opening((Message("system", task.system), Message("user", task.prompt)))
-    assert len(prompt_T) == 40
+    assert len(prompt_T) == 43
     assert len(chat.encode_reply(task.reference[0])) <= toy.config().rollout.max_new_tokens
