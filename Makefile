@@ -2,6 +2,7 @@
 # make test         the same set-up, then the test suite
 # make check        ruff, pyright, import-linter
 # make test-slow    the tests that take minutes each
+# make test-parity  logits and greedy tokens against Hugging Face transformers, where torch's CPU build can be had
 # make clean        removes the environment and caches; runs/ stays
 #
 # PYTHON=python3.12 picks the interpreter that makes .venv; VENV=dir another place for it.
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 # Bytecode is compiled at first import instead of for every file of every package.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 
-.PHONY: quickstart test test-slow check clean
+.PHONY: quickstart test test-slow test-parity check clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/run.stamp
@@ -22,6 +23,9 @@ test: $(VENV)/test.stamp
 
 test-slow: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-parity: $(VENV)/test.stamp
+	bash scripts/test_parity.sh $(VENV)
 
 # All of them run, and the target fails when one did: one round tells everything.
 check: $(VENV)/check.stamp

@@ -51,6 +51,6 @@ setup(
         # Hugging Face's reference implementation, for parity tests. torch: the CPU build is enough.
         "parity": ["torch>=2.6,<3", "transformers>=4.50,<6"],
         # Other systems, measured beside ours by scripts/bench_*.py.
-        "peers": ["torch>=2.6,<3", "transformers>=4.50,<6", "trl>=0.20,<2", "peft>=0.15,<1", "datasets>=3,<6"],
+        "peers": ["torch>=2.6,<3", "transformers>=4.50,<6", "trl>=1.16,<2", "peft>=0.15,<1", "datasets>=3,<6"],
     },
 )

@@ -37,9 +37,9 @@ def config() -> RunConfig:
     return RunConfig(
         name="quickstart",
         domains={
-            "shell": DomainConfig(num_demonstrations=24),
+            "shell": DomainConfig(num_demonstrations=48),
             "code_repair": DomainConfig(num_demonstrations=48),
-            "filing_fields": DomainConfig(num_demonstrations=72),
+            "filing_fields": DomainConfig(num_demonstrations=64),
         },
     )
 

@@ -4,12 +4,12 @@
     python experiments/toy.py --help                 # every field
 
 Expect 45 s on two cores, and a held-out success of 85 % at least, 30 points or more above the cold start (measured for seeds
-0, 1, 2: 0 % before, 33, 35, 42 % after the cold start, 100 % each after RL).
+0, 1, 2: 0 % before, 0, 58, 60 % after the cold start, 100 % each after RL).
 
 Everything that a new domain needs is in this file: a generator, an environment with one tool, a verifier. A task says
 `above 482913`; the reply that solves it writes a larger number to the file n. The cold start is too short to learn how to
-read the number: it teaches the form of a reply and to name numbers like the demonstrations', right in under half of the
-tasks. RL finds what no demonstration says: numbers that begin with 5 are above nearly all.
+read the number: it teaches the form of a reply and to name numbers like the demonstrations'. RL finds what no demonstration
+says: numbers that begin with 5 are above nearly all.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def config() -> RunConfig:
         name="toy",
         domains={"toy": DomainConfig(num_demonstrations=64, groups_per_step=8, num_heldout=48)},
         trainable=TrainableConfig(lora_rank=0),
-        cold_start=ColdStartConfig(num_epochs=8, batch_size=16, learning_rate=3e-3),
+        cold_start=ColdStartConfig(num_epochs=8, batch_size=16, learning_rate=4e-3),
         rl=RlConfig(num_steps=24, group_size=8, learning_rate=1e-3),
         learner=LearnerConfig(row_shapes=(RowShape(256, 192),), max_rows=16),
         rollout=RolloutConfig(

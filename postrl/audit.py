@@ -37,8 +37,8 @@ class Audit:
             raise AuditFailure(f"{name}: {sentence} Evidence: {json.dumps(evidence, default=str)}")
 
     def evidence(self, name: str) -> dict[str, Any]:
-        """The evidence of a check that passed. KeyError when it was never made."""
-        return self._checks[name]["evidence"]
+        """The evidence of a check that passed, in this start or an earlier one; empty when it was never made."""
+        return self._checks.get(name, {"evidence": {}})["evidence"]
 
     def passed(self) -> str:
         """Declares the run's audit complete."""

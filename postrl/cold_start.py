@@ -12,6 +12,7 @@ from typing import Any
 
 import grain
 import numpy as np
+import optax
 
 from postrl.contracts import Scored, Task
 from postrl.learner.batch import Episode, TrainBatch, pack
@@ -31,7 +32,10 @@ def cold_start(run: Run) -> Any:
     path = demonstrate(run)
     source = TrajectorySource(path)
     num_steps = len(source) * config.num_epochs // config.batch_size
-    optimizer = run.optimizer(config.learning_rate, num_warmup_steps=max(1, num_steps // 10))
+    peak, num_warmup_steps = config.learning_rate, max(1, num_steps // 10)
+    optimizer = run.optimizer(
+        optax.warmup_cosine_decay_schedule(peak / num_warmup_steps, peak, num_warmup_steps, max(num_steps, 2))
+    )
     state = init_state(trainable, optimizer)
     committed = run.journal.last_committed(PHASE)
     if committed is not None:

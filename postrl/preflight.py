@@ -26,11 +26,24 @@ def preflight(run: Run) -> None:
         run.progress.update(3)
         check_engine(run, tasks[0])
         run.progress.update(4)
-        if run.frozen is not None:
-            digest = tree_digest(run.frozen)
-            run.audit.check(
-                "base bytes on record", True, "The digest of the base's weights is recorded.", digest=digest
-            )
+        check_base(run)
+
+
+def check_base(run: Run) -> None:
+    """Records the frozen base's digest; a resumed run must have brought the same bytes."""
+    if run.frozen is None:
+        return
+    name, digest = "base bytes on record", tree_digest(run.frozen)
+    recorded = run.audit.evidence(name).get("digest", digest)
+    run.audit.check(
+        name,
+        digest == recorded,
+        "The digest of the base's weights is recorded, and every start of the run brought them."
+        if digest == recorded
+        else f"This run began on a base with other weights (digest {recorded[:16]}, now {digest[:16]}): bring that base, or "
+        "give the run another name.",
+        digest=digest,
+    )
 
 
 def one_task_of_each_kind(run: Run) -> list[Task]:

@@ -74,16 +74,17 @@ class Run:
         trainable = self.config.trainable
         return trainable.lora_alpha / trainable.lora_rank if trainable.lora_rank else 0.0
 
-    def optimizer(self, learning_rate: float, num_warmup_steps: int) -> optax.GradientTransformation:
+    def optimizer(self, learning_rate: optax.Schedule) -> optax.GradientTransformation:
         learner = self.config.learner
-        schedule = optax.linear_schedule(learning_rate / max(1, num_warmup_steps), learning_rate, num_warmup_steps)
         return optax.chain(
-            optax.clip_by_global_norm(learner.max_grad_norm), optax.adamw(schedule, weight_decay=learner.weight_decay)
+            optax.clip_by_global_norm(learner.max_grad_norm),
+            optax.adamw(learning_rate, weight_decay=learner.weight_decay),
         )
 
     @functools.cached_property
     def rl_optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer(self.config.rl.learning_rate, self.config.rl.num_warmup_steps)
+        peak, num_steps = self.config.rl.learning_rate, self.config.rl.num_warmup_steps
+        return self.optimizer(optax.linear_schedule(peak / max(1, num_steps), peak, num_steps))
 
     def initial_trainable(self) -> Any:
         if self.frozen is None:
@@ -160,6 +161,7 @@ class Run:
             num_workers=rollout.engine.num_slots,
             max_context=rollout.engine.max_context,
             max_attempts=rollout.max_attempts,
+            max_turns=rollout.max_turns,
         )
 
     def tasks(self, split: Split, spans: Mapping[str, tuple[int, int]]) -> list[Task]:

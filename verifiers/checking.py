@@ -135,7 +135,8 @@ def parse_report(stdout: bytes, nonce: str) -> Report:
 def verdict(check: Check, report: Report, *, partial: bool = False) -> Verdict:
     """The verdict of a report: success and reward 1 when every part is 1, else 0 or, if `partial`, the parts' mean."""
     success = all(part == 1.0 for part in report.parts.values())
-    mean = math.fsum(report.parts.values()) / len(report.parts)
+    # Below 1 without success, however the mean is rounded.
+    mean = min(math.fsum(report.parts.values()) / len(report.parts), math.nextafter(1.0, 0.0))
     reward = 1.0 if success else mean if partial else 0.0
     return Verdict(reward, success, report.parts, report.findings[:_MAX_FINDINGS], check.version)
 

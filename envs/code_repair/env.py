@@ -1,12 +1,12 @@
 """The code-repair environment: rewrite a line, and the visible tests answer.
 
     ```line 3            ```test          ```sh
-        out += x         ```              cat -n total.py
+    out += x             ```              cat -n total.py
     ```                                   ```
 
-`line N` replaces line N by its body (several lines, or none) and, if that changes it, runs the visible tests; `test`
-runs them; `sh` runs a command. The episode ends when the tests pass. They only guide: what counts is the hidden tests,
-on that file.
+`line N` replaces line N by its body (several lines, or none) and, if that changes it, runs the visible tests. A body that
+isn't indented takes over the indentation of the line it replaces, where small policies err most. `test` runs the tests;
+`sh` runs a command. The episode ends when the tests pass. They only guide: what counts is the hidden tests, on that file.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class CodeRepairEnv(ToolEnv):
 def replace_line(text: str, number: int, body: str) -> str:
     """`text` with line `number` (from 1) replaced by the lines of `body`, or removed when `body` is empty.
 
+    When the body's first line has no indentation, all its lines get that of the old one in addition to their own.
     Raises ValueError when there is no such line.
     """
     lines = text.split("\n")
@@ -55,7 +56,12 @@ def replace_line(text: str, number: int, body: str) -> str:
         lines.pop()
     if not 1 <= number <= len(lines):
         raise ValueError(f"no line {number}: the file has {len(lines)}")
-    lines[number - 1 : number] = body.split("\n") if body else []
+    new = body.split("\n") if body else []
+    if new and not new[0][:1].isspace():
+        old = lines[number - 1]
+        indentation = old[: len(old) - len(old.lstrip())]
+        new = [f"{indentation}{line}" if line.strip() else line for line in new]
+    lines[number - 1 : number] = new
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -13,7 +13,7 @@ from envs.code_repair.template import KINDS, ROLES, Args, Fault, Template, answe
 from envs.splits import draw
 from postrl.contracts import Resources, Split, Task
 
-SYSTEM = "Fix the Python file. Rewrite its wrong line:\n```line 2\n    new code\n```\nOther tools: ```test, ```sh"
+SYSTEM = "Fix the Python file. Rewrite its wrong line:\n```line 2\nnew code\n```\nOther tools: ```test, ```sh"
 
 TEMPLATES = folds.TEMPLATES + arithmetic.TEMPLATES + lists.TEMPLATES + text.TEMPLATES
 
@@ -105,7 +105,7 @@ def make_task(
             "function": function,
             "calls": [{"args": list(args), "want": answer(template, None, args)} for args in hidden],
         },
-        reference=(f"```line {number}\n{right[number - 1]}\n```",),
+        reference=(f"```line {number}\n{right[number - 1].strip()}\n```",),
         max_turns=3,
         resources=RESOURCES,
     )

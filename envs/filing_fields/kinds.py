@@ -3,7 +3,7 @@
 - plain: one field of a table in full units
 - scale: the header says thousands or millions
 - negative: the amount stands in parentheses
-- year: either of the two years, the newest first or last
+- year: either of two years, the newest first or last; tables of the kinds above have one year
 - ratio: percent or basis points, asked as a fraction
 - note: prose ("a net loss of $1.2 million")
 - two_fields: two fields of a scaled table, one of them negative or a ratio
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import numpy as np
@@ -169,13 +169,22 @@ def _table(
     rows: Sequence[Row],
     *,
     num_asked: int = 1,
-    column: int = 0,
+    column: int | None = None,
     newest_first: bool = True,
 ) -> Problem:
-    """A table of the `rows` in random order; asked are the first `num_asked` of `rows`, for the year in `column`."""
+    """A table of the `rows` in random order; asked are the first `num_asked` of `rows`, for the year in `column`.
+
+    None: the table has one year.
+    """
     years = _years(rng) if newest_first else _years(rng)[::-1]
+    if column is None:
+        column, years, rows = 0, years[:1], [replace(row, amounts=row.amounts[:1]) for row in rows]
     fields = tuple(
-        Field(row.key, row.amounts[column], {years[1 - column]: row.amounts[1 - column].value})
+        Field(
+            row.key,
+            row.amounts[column],
+            {y: a.value for y, a in zip(years, row.amounts, strict=True) if y != years[column]},
+        )
         for row in rows[:num_asked]
     )
     others = {row.key: row.amounts[column].value for row in rows[num_asked:]}

@@ -19,16 +19,16 @@ LABELS = (
     ("Revenue", "revenue"),
     ("Cash", "cash"),
     ("Net income", "net_income"),
-    ("Total assets", "assets"),
-    ("Total debt", "debt"),
+    ("Total assets", "total_assets"),
+    ("Total debt", "total_debt"),
     ("Inventory", "inventory"),
     ("Operating income", "operating_income"),
     ("Gross profit", "gross_profit"),
     ("Equity", "equity"),
     ("Goodwill", "goodwill"),
-    ("Tax expense", "tax"),
-    ("Interest expense", "interest"),
-    ("Dividends paid", "dividends"),
+    ("Tax expense", "tax_expense"),
+    ("Interest expense", "interest_expense"),
+    ("Dividends paid", "dividends_paid"),
     ("Free cash flow", "free_cash_flow"),
     ("Other income", "other_income"),
     ("Depreciation", "depreciation"),
@@ -39,9 +39,9 @@ RATIOS = (
     ("Gross margin", "gross_margin"),
     ("Tax rate", "tax_rate"),
     ("Interest rate", "interest_rate"),
-    ("Churn rate", "churn"),
-    ("Credit spread", "spread"),
-    ("Dividend yield", "yield"),
+    ("Churn rate", "churn_rate"),
+    ("Credit spread", "credit_spread"),
+    ("Dividend yield", "dividend_yield"),
 )
 CURRENCIES = ("USD", "EUR", "GBP", "CHF")
 
@@ -60,7 +60,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: an amount for each year."""
+    """One row of a table: an amount for each of its years."""
 
     label: str
     key: str

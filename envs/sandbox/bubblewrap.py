@@ -123,6 +123,10 @@ class BubblewrapFactory:
             os.close(root)
         return sandbox
 
+    def __deepcopy__(self, memo: dict[int, object]) -> BubblewrapFactory:
+        """Itself: it is a handle on a process. Gymnasium copies an environment's arguments into its spec."""
+        return self
+
     def describe(self) -> dict[str, str]:
         """What enforces each limit on this machine, for a report or a log."""
         grouped = self._options.cgroups

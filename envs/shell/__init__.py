@@ -1,8 +1,7 @@
 """The `shell` domain: one-command tasks with real coreutils, grep, sed, awk and find in a real bash.
 
-Tools: `sh` runs its script with bash in the work directory, and exit code 0 ends the episode; `look` runs it too,
-shows the output and goes on. What counts is the stdout of the last `sh` and the files afterwards, each as far as the
-kind says.
+Tools: `look` runs its script with bash in the work directory, shows the output and goes on; `sh` runs it too and ends the
+episode. What counts is the stdout of `sh` and the files afterwards, each as far as the kind says.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SYSTEM = (
     "To look around first, write ```look instead of ```sh."
 )
 RESOURCES = Resources(timeout_s=5.0, cpu_s=5, memory_mb=256, disk_mb=8, file_mb=4, num_processes=32)
-MAX_TURNS = 2
+MAX_TURNS = 3
 
 _NAMES = tuple(KINDS)
 
@@ -65,8 +64,7 @@ class ShellEnv(ToolEnv):
         result = sandbox.exec(["bash", "-c", call.body])
         if call.name == "sh":
             self._stdout = result.stdout
-        done = call.name == "sh" and result.exit_code == 0
-        return Effect(describe(result, task.resources.timeout_s), done)
+        return Effect(describe(result, task.resources.timeout_s), done=call.name == "sh")
 
     def record(self) -> Files:
         return {"stdout": self._stdout}

@@ -16,13 +16,22 @@ from postrl.policy.chat import ChatFormat
 
 
 def run_episode(
-    task: Task, env: Any, sampler: Sampler, chat: ChatFormat, *, seed: int, session: int, max_context: int
+    task: Task,
+    env: Any,
+    sampler: Sampler,
+    chat: ChatFormat,
+    *,
+    seed: int,
+    session: int,
+    max_context: int,
+    max_turns: int,
 ) -> Trajectory:
     """Plays `task` in `env` (a `gymnasium.Env` over text) until it is terminated or truncated.
 
-    Turn k samples with seed `(seed + k) mod 2^31`. An episode whose context would outgrow `max_context` is truncated.
-    A reply that its token limit cut short is not acted on: half a command may do anything but what was meant. The
-    environment counts it as a turn without a tool call, and the policy reads why.
+    Turn k samples with seed `(seed + k) mod 2^31`. An episode is truncated after `max_turns` turns (its task may allow
+    fewer) and where its context would outgrow `max_context`. A reply that its token limit cut short is not acted on: half a
+    command may do anything but what was meant. The environment counts it as a turn without a tool call, and the policy
+    reads why.
     """
     try:
         observation, _ = env.reset(options={"task": task})
@@ -42,7 +51,7 @@ def run_episode(
                 break
             prompt_T = chat.continuation(not cut, observation)
             context_T = np.concatenate([context_T, completion.token_T, prompt_T])
-            if len(context_T) >= max_context:
+            if len(turns) >= max_turns or len(context_T) >= max_context:
                 truncated = True
                 info = env.unwrapped.finish()
                 break

@@ -44,6 +44,7 @@ class Collector:
     num_workers: int
     max_context: int
     max_attempts: int
+    max_turns: int
 
     def collect(
         self,
@@ -89,6 +90,7 @@ class Collector:
                     seed=episode.seed,
                     session=next(_sessions),
                     max_context=self.max_context,
+                    max_turns=self.max_turns,
                 )
                 stage = "verify"
                 verdict = self.verify(task, trajectory.artifacts, self.sandboxes)

@@ -167,6 +167,10 @@ def test_no_constant_answer_pays():
         ("a\n", 1, "", ""),
         ("a\n\n", 2, "x", "a\nx\n"),
         ("a\r\nb\n", 2, "\tx  ", "a\r\n\tx  \n"),
+        ("a\n    b\n", 2, "x", "a\n    x\n"),
+        ("a\n    b\n", 2, "if x:\n    y\n\nz", "a\n    if x:\n        y\n\n    z\n"),
+        ("a\n    b\n", 2, " x\ny", "a\n x\ny\n"),
+        ("a\n    b\n", 2, "", "a\n"),
     ],
 )
 def test_a_line_is_replaced(text, number, body, expected):
@@ -249,8 +253,8 @@ def first_line(task: Task, name: str) -> str:
         ("```line\nx\n```", "Wrong words after line: write ```line NUMBER"),
         ("```line 2\n    out = = 0\n```", "line 2: SyntaxError: invalid syntax"),
         (
-            "```line 2\nout = 0\n```",
-            "line 2: IndentationError: expected an indented block after function definition on line 1",
+            "```line 2\n out = 0\n```",
+            "line 3: IndentationError: unexpected indent",
         ),
         ("```line 2\n    while True: pass\n```", "killed: cpu (an endless loop?)"),
         ("```line 2\n    raise SystemExit(0)\n```", "exit 0 before the tests were done"),

@@ -35,6 +35,15 @@ def test_environments_are_made_by_module_and_id(id_):
     env.close()
 
 
+def test_a_factory_of_sandboxes_is_shared_and_not_copied():
+    """Gymnasium copies an environment's arguments into its spec."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = gymnasium.make("postrl/Shell-v0", sandboxes=sandboxes())
+        assert env.unwrapped._sandboxes is env.spec.kwargs["sandboxes"] is sandboxes()
+        env.close()
+
+
 def test_domains_are_complete_and_agree_with_their_environments():
     domains = envs.domains()
     assert list(domains) == ["shell", "code_repair", "filing_fields"]

@@ -61,8 +61,8 @@ class ScriptedSampler:
         self.ended.append(session)
 
 
-def play(env, sampler, max_context=10_000):
-    return run_episode(TASK, env, sampler, CHAT, seed=100, session=7, max_context=max_context)
+def play(env, sampler, max_context=10_000, max_turns=10):
+    return run_episode(TASK, env, sampler, CHAT, seed=100, session=7, max_context=max_context, max_turns=max_turns)
 
 
 def test_the_turns_concatenate_to_what_the_sampler_saw():
@@ -137,6 +137,18 @@ def test_a_context_that_would_overflow_is_truncated():
         assert (trajectory.terminated, trajectory.truncated) == (num_turns == 2, num_turns == 1)
         assert trajectory.artifacts == ({"finished": b"yes"} if num_turns == 1 else {"seen": b"2"})
         assert (env.finished, env.closed, sampler.ended) == (int(num_turns == 1), 1, [7])
+
+
+@pytest.mark.parametrize("max_turns", [1, 2])
+def test_a_run_may_allow_fewer_turns_than_the_task(max_turns):
+    """The environment hands over its artifacts early, unless it ended by itself in the last turn that was allowed."""
+    env = ScriptedEnv([("go on", False, False), ("", True, False)])
+    sampler = ScriptedSampler([("ls", StopReason.STOP), ("done", StopReason.STOP)])
+    trajectory = play(env, sampler, max_turns=max_turns)
+    assert len(trajectory.turns) == len(sampler.asked) == max_turns
+    assert (trajectory.terminated, trajectory.truncated) == (max_turns == 2, max_turns == 1)
+    assert trajectory.artifacts == ({"finished": b"yes"} if max_turns == 1 else {"seen": b"2"})
+    assert (env.finished, env.closed, sampler.ended) == (int(max_turns == 1), 1, [7])
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "sample"])

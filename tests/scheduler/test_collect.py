@@ -91,7 +91,7 @@ def play(tmp_path):
                 return play.envs[-1]
 
             domain = Domain("toy", toy.KINDS, toy.generate, make_env)
-            collector = Collector({"toy": domain}, None, verify, CHAT, journal, 1, 128, max_attempts)
+            collector = Collector({"toy": domain}, None, verify, CHAT, journal, 1, 128, max_attempts, 10)
             tasks = [toy.generate("train", 0, 0)]
             groups = journal.draw("rl", 0, tasks, group_size=group_size, run_seed=0)
             play.sampler = CountingSampler()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -94,6 +95,8 @@ def test_findings_are_bounded():
         ({"a": 1.0, "b": 0.0}, False, 0.0, False),
         ({"a": 1.0, "b": 0.0}, True, 0.5, False),
         ({"a": 0.0}, True, 0.0, False),
+        # The mean of these rounds to 1.
+        ({"a": 1.0, "b": math.nextafter(1.0, 0.0)}, True, math.nextafter(1.0, 0.0), False),
     ],
 )
 def test_verdicts(parts, partial, reward, success):
