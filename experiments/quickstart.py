@@ -37,9 +37,9 @@ def config() -> RunConfig:
     return RunConfig(
         name="quickstart",
         domains={
-            "shell": DomainConfig(num_demonstrations=48),
-            "code_repair": DomainConfig(num_demonstrations=48),
-            "filing_fields": DomainConfig(num_demonstrations=64),
+            "shell": DomainConfig(num_demonstrations=56),
+            "code_repair": DomainConfig(num_demonstrations=56),
+            "filing_fields": DomainConfig(num_demonstrations=80),
         },
     )
 

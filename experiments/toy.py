@@ -145,7 +145,9 @@ def config() -> RunConfig:
         rl=RlConfig(num_steps=24, group_size=8, learning_rate=1e-3),
         learner=LearnerConfig(row_shapes=(RowShape(256, 192),), max_rows=16),
         rollout=RolloutConfig(
-            engine=EngineConfig(num_slots=16, max_context=128, row_buckets=(16,), context_buckets=(128,)),
+            engine=EngineConfig(
+                num_slots=16, max_context=128, prefill_buckets=(4,), row_buckets=(16,), context_buckets=(128,)
+            ),
             max_new_tokens=28,
         ),
         checkpoint_every=10,

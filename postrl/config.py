@@ -91,7 +91,7 @@ class LearnerConfig:
 @dataclass(frozen=True)
 class RolloutConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
-    max_new_tokens: int = 36
+    max_new_tokens: int = 32
     """Of one completion."""
     max_turns: int = 2
     """Of an episode; its task may allow fewer."""

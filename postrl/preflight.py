@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from postrl.contracts import Completion, Message, Scored, StopReason, Task
-from postrl.rollout.engine import PolicySampler, tree_digest
+from postrl.rollout.engine import tree_digest
 from postrl.rollout.episode import ReferenceSampler
 from postrl.run_state import Run
 from postrl.scheduler.groups import Group
@@ -151,27 +151,43 @@ class SilentSampler:
 def check_engine(run: Run, task: Task) -> None:
     """A request gives the same bits alone and among others, with its prompt computed and with it copied.
 
-    On this rests that a resumed run, whose remaining episodes meet other neighbours, samples the same tokens.
+    On this rests that a resumed run, whose remaining episodes meet other neighbours, samples the same tokens. The others are
+    chosen so that the steps take their largest shapes.
     """
     prompt_T = run.parts.base.chat.opening((Message("system", task.system), Message("user", task.prompt)))
-    sampler = PolicySampler(run.engine, temperature=1.0, max_new_tokens=8)
-    alone = sampler.sample(prompt_T, seed=1, session=-1)
-    sampler.end(-1)
-    num_others = min(20, run.config.rollout.engine.num_slots)
-    futures = [
-        run.engine.submit(prompt_T, seed=1 + i, session=-2 - i, temperature=1.0, max_new_tokens=8)
-        for i in range(num_others)
-    ]
-    among, *_ = [future.result() for future in futures]
-    for i in range(num_others):
-        run.engine.end(-2 - i)
-    same = np.array_equal(alone.token_T, among.token_T) and np.array_equal(alone.logprob_T, among.logprob_T)
+    alone = _sample_among(run, prompt_T, [])
+    copied = _sample_among(run, prompt_T, [prompt_T])
+    run.publish(run.initial_trainable(), version=0)  # forgets all prompts
+    engine = run.config.rollout.engine
+    longest_T = np.resize(prompt_T[::-1], engine.max_context - 9)
+    among = _sample_among(run, prompt_T, [longest_T, *(np.roll(prompt_T, 1 + i) for i in range(20))])
+    same = all(
+        np.array_equal(alone.token_T, other.token_T) and np.array_equal(alone.logprob_T, other.logprob_T)
+        for other in (copied, among)
+    )
     run.audit.check(
         "sampling does not depend on neighbours",
         same,
-        f"Alone and among {num_others - 1} others a request gave the same tokens and log-probabilities, bit for bit."
+        f"Alone, after a copy of its prompt, and among others a request gave the same tokens and "
+        "log-probabilities, bit for bit."
         if same
-        else "A request's bits depend on what else is in the batch: on this backend a resumed run would sample other tokens.",
+        else "A request's bits depend on what else is in the batch, so a resumed run would sample other tokens. Give "
+        "rollout.engine one prefill bucket, one row bucket and one context bucket.",
         alone=alone.logprob_T.tolist(),
+        copied=copied.logprob_T.tolist(),
         among=among.logprob_T.tolist(),
     )
+
+
+def _sample_among(run: Run, prompt_T: np.ndarray, others: list[np.ndarray]) -> Completion:
+    """What `prompt_T` gives while the engine also works on `others`."""
+    # No more than there are slots: all sessions stay open until the last one is done.
+    prompts = [*others[: run.config.rollout.engine.num_slots - 1], prompt_T]
+    futures = [
+        run.engine.submit(token_T, seed=1, session=-1 - i, temperature=1.0, max_new_tokens=8)
+        for i, token_T in enumerate(prompts)
+    ]
+    *_, completion = [future.result() for future in futures]
+    for i in range(len(prompts)):
+        run.engine.end(-1 - i)
+    return completion

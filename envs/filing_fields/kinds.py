@@ -4,9 +4,9 @@
 - scale: the header says thousands or millions
 - negative: the amount stands in parentheses
 - year: either of two years, the newest first or last; tables of the kinds above have one year
-- ratio: percent or basis points, asked as a fraction
+- ratio: a table of percents or basis points, asked as fractions
 - note: prose ("a net loss of $1.2 million")
-- two_fields: two fields of a scaled table, one of them negative or a ratio
+- two_fields: two fields of a table in full units
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class _Unit:
 
 
 _FULL = _Unit("", 0, 0, (4, 5))
+_SHORT = _Unit("", 0, 0, (3, 4))
 _SCALED = (
     _Unit(" in thousands", 3, 0, (2, 4)),
     _Unit(" in millions", 6, 0, (2, 4)),
@@ -91,19 +92,13 @@ def year(rng: np.random.Generator) -> Problem:
 
 
 def ratio(rng: np.random.Generator) -> Problem:
-    unit = pick(rng, _SCALED)
-    asked = _ratio_row(rng, pick(rng, RATIOS))
-    return _table(rng, unit, [asked, *(_row(rng, label, unit) for label in pick_some(rng, LABELS, 2))])
+    style = pick(rng, ("bps", "whole", "decimal"))
+    return _table(rng, _FULL, [_ratio_row(rng, label, style) for label in pick_some(rng, RATIOS, 3)])
 
 
 def two_fields(rng: np.random.Generator) -> Problem:
-    unit = pick(rng, _SCALED)
-    if rng.integers(3) == 0:
-        second = _ratio_row(rng, pick(rng, RATIOS))
-    else:
-        second = _row(rng, pick(rng, _SIGNED_LABELS), unit, negative=True)
-    first, *rest = (_row(rng, label, unit) for label in pick_some(rng, _UNSIGNED_LABELS, 3))
-    return _table(rng, unit, [first, second, *rest], num_asked=2, column=int(rng.integers(2)))
+    rows = [_row(rng, label, _SHORT) for label in pick_some(rng, _UNSIGNED_LABELS, 3)]
+    return _table(rng, _SHORT, rows, num_asked=2)
 
 
 def note(rng: np.random.Generator) -> Problem:
@@ -146,8 +141,7 @@ def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negat
     return Row(*label, tuple(amounts))
 
 
-def _ratio_row(rng: np.random.Generator, label: tuple[str, str]) -> Row:
-    style = pick(rng, ("bps", "whole", "decimal"))
+def _ratio_row(rng: np.random.Generator, label: tuple[str, str], style: str) -> Row:
     if style == "bps":
         amounts = [basis_points(int(rng.integers(5, 400))) for _ in range(2)]
     elif style == "whole":

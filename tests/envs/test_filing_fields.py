@@ -95,11 +95,17 @@ def test_kinds_are_what_they_say():
     assert all(0 < value < 1 for value in values["ratio"])
     assert all(abs(value) >= 1_000 for value in values["scale"] + values["plain"] + values["year"])
     assert all(re.match(r"\w{3} in (thousands|millions)\n", task.prompt) for task in by_kind["scale"])
-    assert all(re.match(r"\w{3}\n", task.prompt) for task in by_kind["plain"] + by_kind["year"])
+    assert all(re.match(r"\w{3}\n", task.prompt) for task in by_kind["plain"] + by_kind["year"] + by_kind["two_fields"])
     assert {len(task.expected["fields"]) for task in by_kind["two_fields"]} == {2}
     num_years = {kind: {len(task.prompt.split("\n")[1].split()) for task in tasks} for kind, tasks in by_kind.items()}
-    assert {kind for kind, nums in num_years.items() if nums == {1}} == {"plain", "scale", "negative", "ratio"}
-    assert num_years["year"] == num_years["two_fields"] == {2}
+    assert {kind for kind, nums in num_years.items() if nums == {1}} == {
+        "plain",
+        "scale",
+        "negative",
+        "ratio",
+        "two_fields",
+    }
+    assert num_years["year"] == {2}
     asked_first = [task.prompt.split("\n")[1].split()[0] == asked(task)[2] for task in by_kind["year"]]
     assert 0.3 < sum(asked_first) / len(asked_first) < 0.7
 

@@ -92,9 +92,9 @@ def _become_bwrap(box: Box, message: dict[str, Any], stdout: int, stderr: int, s
         os.dup2(stderr, 2)
         seccomp = os.open(box.seccomp, os.O_RDONLY)
         _inherit_only({0, 1, 2, status, seccomp})
-        # Python ignores these two, and ignoring is inherited.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        # Ignoring is inherited: Python ignores two signals, nohup a third, and a run must not depend on how it was started.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")  # when the host runs out of memory, the kernel takes a sandbox, not the trainer
         if box.host_uid is not None:
