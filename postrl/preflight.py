@@ -168,7 +168,7 @@ def check_engine(run: Run, task: Task) -> None:
     run.audit.check(
         "sampling does not depend on neighbours",
         same,
-        f"Alone, after a copy of its prompt, and among others a request gave the same tokens and "
+        "Alone, after a copy of its prompt, and among others a request gave the same tokens and "
         "log-probabilities, bit for bit."
         if same
         else "A request's bits depend on what else is in the batch, so a resumed run would sample other tokens. Give "
