@@ -49,7 +49,7 @@ setup(
         # pyright runs on Node.js, which its extra brings from the package index.
         "check": ["ruff>=0.9,<1", "pyright[nodejs]>=1.1.400,<2", "import-linter>=2.2,<3"],
         # Hugging Face's reference implementation, for parity tests. torch: the CPU build is enough.
-        "parity": ["torch>=2.6,<3", "transformers>=4.50,<6"],
+        "parity": ["torch>=2.6,<3", "transformers>=4.50,<6", "accelerate>=1.0,<2"],
         # Other systems, measured beside ours by scripts/bench_*.py.
         "peers": ["torch>=2.6,<3", "transformers>=4.50,<6", "trl>=1.16,<2", "peft>=0.15,<1", "datasets>=3,<6"],
     },

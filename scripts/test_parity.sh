@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 python=$1/bin/python
 torch=torch==2.13.0
 
-if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
+if ! "$python" -c 'import torch, transformers, accelerate' 2>/dev/null; then
   pip=("$python" -m pip --disable-pip-version-check install -qq)
   found=$("${pip[@]}" --dry-run --no-deps --ignore-installed --report - "$torch" 2>/dev/null |
     "$python" -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])' 2>/dev/null || true)
