@@ -3,7 +3,7 @@
     python experiments/toy.py                        # the whole run; the same command again resumes it
     python experiments/toy.py --help                 # every field
 
-Expect 50 to 60 s on two cores, and a held-out success of 85 % at least, 30 points or more above the cold start (measured for seeds
+Expect 50 to 60 s on two cores, and a held-out success of 85 % at least, 30 points or more above the cold start (seeds
 0, 1, 2: 0 % before, 0, 58, 60 % after the cold start, 100, 90, 94 % after RL).
 
 Everything that a new domain needs is in this file: a generator, an environment with one tool, a verifier. A task says
