@@ -4,8 +4,9 @@
     python experiments/quickstart.py --proof   # the same for seeds 0, 1, 2 on 201 held-out tasks each
     python experiments/quickstart.py --help    # every field of the config
 
-Expect (2 cores): see the table in README.md. The base solves next to nothing; a cold start on reference trajectories brings
-first successes in every domain; reinforcement learning (GRPO) does the rest.
+The base solves next to nothing; a cold start on reference trajectories brings first successes in every domain, and
+reinforcement learning (GRPO) goes on from there. What to expect of the whole is not measured yet: experiments/LOG.md has
+the trials so far.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ def cold_start(run: Run) -> Any:
     source = TrajectorySource(path)
     num_steps = len(source) * config.num_epochs // config.batch_size
     peak, num_warmup_steps = config.learning_rate, max(1, num_steps // 10)
+    # At least 2: the schedule must be longer than its warm-up.
     optimizer = run.optimizer(
         optax.warmup_cosine_decay_schedule(peak / num_warmup_steps, peak, num_warmup_steps, max(num_steps, 2))
     )

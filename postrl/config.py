@@ -22,8 +22,7 @@ class TrainableConfig:
     """What is trained. The base stays frozen unless `lora_rank` is 0."""
 
     lora_rank: int = 64
-    """Rank of the adapter on every linear map; 0 trains the base's own parameters instead. A low rank saves little, and
-    blurs contexts: under Adam the noise of a step grows with its root, what the step learns with itself."""
+    """Rank of the adapter on every linear map; 0 trains the base's own parameters instead."""
     lora_alpha: float = 64.0
     """The adapter is scaled by alpha / rank."""
 

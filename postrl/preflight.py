@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from postrl.contracts import Completion, Message, Scored, StopReason, Task
-from postrl.rollout.engine import tree_digest
+from postrl.rollout.engine import PREFILL_BLOCK, tree_digest
 from postrl.rollout.episode import ReferenceSampler
 from postrl.run_state import Run
 from postrl.scheduler.groups import Group
 
 PHASE = "evaluate:preflight"
+NUM_PROBED_TOKENS = 8
+"""Sampled by each request of the engine's probe."""
 
 
 def preflight(run: Run) -> None:
@@ -151,16 +153,21 @@ class SilentSampler:
 def check_engine(run: Run, task: Task) -> None:
     """A request gives the same bits alone and among others, with its prompt computed and with it copied.
 
-    On this rests that a resumed run, whose remaining episodes meet other neighbours, samples the same tokens. The others are
-    chosen so that the steps take their largest shapes.
+    On this rests that a resumed run, whose remaining episodes meet other neighbours, samples the same tokens. Alone, the
+    prompt is computed in pieces that fit the smallest shapes. The others fill all slots with one block of prefill each, and
+    one of them its context, so that every step takes its largest shape.
     """
     prompt_T = run.parts.base.chat.opening((Message("system", task.system), Message("user", task.prompt)))
+    engine = run.config.rollout.engine
+    piece = PREFILL_BLOCK * engine.prefill_buckets[0]
+    for end in range(piece + 1, len(prompt_T), piece):
+        _sample_among(run, prompt_T[:end], [], num_tokens=1)
     alone = _sample_among(run, prompt_T, [])
     copied = _sample_among(run, prompt_T, [prompt_T])
     run.publish(run.initial_trainable(), version=0)  # forgets all prompts
-    engine = run.config.rollout.engine
-    longest_T = np.resize(prompt_T[::-1], engine.max_context - 9)
-    among = _sample_among(run, prompt_T, [longest_T, *(np.roll(prompt_T, 1 + i) for i in range(20))])
+    longest_T = np.resize(prompt_T[::-1], engine.max_context - NUM_PROBED_TOKENS - 1)
+    short = [np.resize(np.roll(prompt_T, 1 + i), PREFILL_BLOCK + 1) for i in range(engine.num_slots - 2)]
+    among = _sample_among(run, prompt_T, [longest_T, *short])
     same = all(
         np.array_equal(alone.token_T, other.token_T) and np.array_equal(alone.logprob_T, other.logprob_T)
         for other in (copied, among)
@@ -179,12 +186,14 @@ def check_engine(run: Run, task: Task) -> None:
     )
 
 
-def _sample_among(run: Run, prompt_T: np.ndarray, others: list[np.ndarray]) -> Completion:
+def _sample_among(
+    run: Run, prompt_T: np.ndarray, others: list[np.ndarray], num_tokens: int = NUM_PROBED_TOKENS
+) -> Completion:
     """What `prompt_T` gives while the engine also works on `others`."""
     # No more than there are slots: all sessions stay open until the last one is done.
     prompts = [*others[: run.config.rollout.engine.num_slots - 1], prompt_T]
     futures = [
-        run.engine.submit(token_T, seed=1, session=-1 - i, temperature=1.0, max_new_tokens=8)
+        run.engine.submit(token_T, seed=1, session=-1 - i, temperature=1.0, max_new_tokens=num_tokens)
         for i, token_T in enumerate(prompts)
     ]
     *_, completion = [future.result() for future in futures]

@@ -3,7 +3,7 @@
 - plain: one field of a table in full units
 - scale: the header says thousands or millions
 - negative: the amount stands in parentheses
-- year: either of two years, the newest first or last; tables of the kinds above have one year
+- year: either of two years, the newest first or last; the tables of all other kinds have one year
 - ratio: a table of percents or basis points, asked as fractions
 - note: prose ("a net loss of $1.2 million")
 - two_fields: two fields of a table in full units

