@@ -22,7 +22,7 @@ from rich.table import Table
 
 import envs
 from envs.sandbox import default_factory
-from postrl.config import DomainConfig, RunConfig
+from postrl.config import DomainConfig, RlConfig, RunConfig
 from postrl.policy.base import smollm2_135m
 from postrl.run import train
 from postrl.run_state import Parts
@@ -34,14 +34,16 @@ PROOF_NUM_HELDOUT = 67
 
 
 def config() -> RunConfig:
-    """Demonstrations are spent where the base is weakest."""
+    """Demonstrations are spent where the base is weakest; every step sees every kind of task, or nearly."""
     return RunConfig(
         name="quickstart",
         domains={
-            "shell": DomainConfig(num_demonstrations=56),
-            "code_repair": DomainConfig(num_demonstrations=56),
-            "filing_fields": DomainConfig(num_demonstrations=80),
+            "shell": DomainConfig(num_demonstrations=20, groups_per_step=6),
+            "code_repair": DomainConfig(num_demonstrations=12, groups_per_step=6),
+            "filing_fields": DomainConfig(num_demonstrations=32, groups_per_step=6),
         },
+        # Learning from failures too, at this rate, unlearned what the cold start had taught (experiments/LOG.md).
+        rl=RlConfig(num_steps=32, group_size=4, learning_rate=4e-4, num_warmup_steps=1, negative_scale=0.0),
     )
 
 

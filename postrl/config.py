@@ -48,6 +48,8 @@ class RlConfig:
     """Steps over which the learning rate rises linearly from 0."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation (GRPO); False: Dr.GRPO."""
+    negative_scale: float = 1.0
+    """Advantages below 0 are multiplied by it. 0: only the better members of a group are learned from."""
     loss: PolicyGradient = field(default_factory=PolicyGradient)
     temperature: float = 1.0
     max_off_policy_steps: int = 0
@@ -62,6 +64,8 @@ class RlConfig:
             raise ValueError(
                 f"rl.max_off_policy_steps is {self.max_off_policy_steps}; only 0 (synchronous) is supported"
             )
+        if self.negative_scale < 0:
+            raise ValueError(f"rl.negative_scale is {self.negative_scale}; it must be 0 or more")
         if self.temperature <= 0:
             raise ValueError(f"rl.temperature is {self.temperature}; it must be positive (greedy groups teach nothing)")
 

@@ -77,6 +77,7 @@ def learner_data(run: Run, groups: tuple[Group, ...], ended: list[RecordedEpisod
             for members in by_group(groups, ended)
         ],
         normalize_std=config.rl.normalize_std,
+        negative_scale=config.rl.negative_scale,
         shapes=config.learner.row_shapes,
         max_rows=config.learner.max_rows,
     )

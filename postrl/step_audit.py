@@ -9,7 +9,8 @@ from postrl.learner.group_batch import StepData
 from postrl.run_state import Run
 
 MAX_LOGPROB_GAP = 1e-4
-"""Nats. Sampler and learner are one forward in float32; what remains is the order of sums (measured: below 3e-5)."""
+"""Nats at probabilities above 1/e, relative below. Sampler and learner are one forward in float32; what remains is the
+order of sums (measured, in nats: 2e-5 to 8e-5 a step, and once 1.1e-4, where the rarest tokens were at -10 to -13.5)."""
 
 
 def audit_step(run: Run, step: int, data: StepData, metrics: Mapping[str, float]) -> None:

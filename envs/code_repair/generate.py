@@ -53,10 +53,10 @@ print("passed")
 def generate(split: Split, seed: int, index: int) -> Task:
     """The code-repair task of that name; see `postrl.contracts.Domain.generate`. Kinds take turns by index.
 
-    Of every four rounds through the kinds, three name the wrong line; the fourth leaves it to be found.
+    Ten of eleven tasks quote the wrong line; the eleventh leaves it to be found.
     """
     kind = KINDS[index % len(KINDS)]
-    located = index // len(KINDS) % 4 != 3
+    located = index % 11 != 10
 
     def make(rng: np.random.Generator) -> Task:
         template, fault = _BROKEN[kind][rng.integers(len(_BROKEN[kind]))]
@@ -76,7 +76,7 @@ def make_task(
 ) -> Task:
     """`template` broken by `fault`, with names and calls from `rng`. `split`, `seed` and `index` only name the task.
 
-    `located`: the prompt says which line is wrong.
+    `located`: the prompt quotes the wrong line.
     """
     function = template.names[rng.integers(len(template.names))]
     names = {role: ROLES[role][rng.integers(len(ROLES[role]))] for role in template.roles} | {"f": function}
@@ -95,7 +95,7 @@ def make_task(
         index=index,
         system=SYSTEM,
         prompt=f"{path}\n{listing}\n{_example(template, fault, visible[0], function)}"
-        + (f"\nLine {number} is wrong." if located else ""),
+        + (f"\nLine {number} is wrong:\n{wrong[number - 1].strip()}" if located else ""),
         files={
             path: ("\n".join(wrong) + "\n").encode(),
             f"test_{path}": _TEST.format(f=function, checks=checks).encode(),

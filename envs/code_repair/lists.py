@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envs.code_repair.inputs import SOME, SOME_AND_ONE, args, ints, ints_and_member
+from envs.code_repair.inputs import SOME, SOME_AND_ONE, args, ints
 from envs.code_repair.template import Template, faults
 
 TEMPLATES = (
@@ -59,23 +59,6 @@ TEMPLATES = (
         ),
         SOME_AND_ONE,
         (([], 3), ([4, 4], 4), ([1, 9], 4), ([1, 2], 4)),
-    ),
-    Template(
-        ("find", "index_of", "position"),
-        """def f(nums, goal):
-    for i in range(len(nums)):
-        if nums[i] == goal:
-            return i
-    return -1
-""",
-        faults(
-            "comparison: nums[i] == goal => nums[i] != goal",
-            "variable: return i => return goal",
-            "bounds: range(len(nums)) => range(1, len(nums))",
-            "bounds: range(len(nums)) => range(len(nums) - 1)",
-        ),
-        ints_and_member,
-        (([], 3), ([4], 4), ([1, 2], 9), ([3, 8, 1], 1)),
     ),
     Template(
         ("unique", "distinct", "dedupe"),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from envs.code_repair.inputs import (
     args,
     letter_list,
-    separator,
     word,
     word_list,
-    word_or_palindrome,
 )
 from envs.code_repair.template import Template, faults
 
@@ -23,30 +21,11 @@ TEMPLATES = (
 """,
         faults(
             'initial: out = "" => out = "-"',
-            "variable: c + out => out + c",
             "variable: return out => return text",
             "bounds: in text: => in text[1:]:",
         ),
         args(word),
         (("",), ("ab",), ("stone",)),
-    ),
-    Template(
-        ("is_palindrome", "palindrome", "is_mirror"),
-        """def f(text):
-    n = len(text)
-    for i in range(n // 2):
-        if text[i] != text[n - i - 1]:
-            return False
-    return True
-""",
-        faults(
-            "comparison: text[i] != => text[i] ==",
-            "operator: n // 2 => n * 2",
-            "bounds: n - i - 1 => n - i",
-            "variable: return False => return text",
-        ),
-        args(word_or_palindrome),
-        (("",), ("ab",), ("abca",), ("racecar",)),
     ),
     Template(
         ("count_words", "tally", "frequency"),
@@ -66,22 +45,6 @@ TEMPLATES = (
         (([],), (["x"],), (["b", "b", "b"],)),
     ),
     Template(
-        ("join_with", "joined", "glue_all"),
-        """def f(words, sep):
-    out = words[0]
-    for w in words[1:]:
-        out += sep + w
-    return out
-""",
-        faults(
-            "bounds: words[1:] => words[2:]",
-            "bounds: in words[1:]: => in words:",
-            "variable: sep + w => w + sep",
-        ),
-        args(word_list(2, 3), separator),
-        ((["x"], ","), (["p", "q", "r"], "--")),
-    ),
-    Template(
         ("shout", "all_upper", "to_upper"),
         """def f(words):
     out = []
@@ -93,7 +56,6 @@ TEMPLATES = (
             "builtin: upper() => lower()",
             "builtin: append => extend",
             "variable: return out => return words",
-            "variable: append(w.upper()) => append(w)",
             "bounds: in words: => in words[:-1]:",
         ),
         args(word_list(1, 3)),

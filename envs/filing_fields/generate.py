@@ -11,7 +11,7 @@ from envs.filing_fields.kinds import KINDS, Problem
 from envs.splits import draw
 from postrl.contracts import Resources, Split, Task
 
-SYSTEM = 'Full units, (5) as -5, 5% as 5e-2, 5 million as:\n```json\n{"cash": 5e6}\n```\nTo look: ```sh'
+SYSTEM = 'Hand in full units: (5) is -5, 5K is 5e3, 5M is 5e6.\n```json\n{"cash": 5}\n```\nTo look: ```sh'
 RESOURCES = Resources(timeout_s=5.0, cpu_s=2, memory_mb=256, disk_mb=2, file_mb=1, num_processes=32, output_bytes=8_192)
 
 _NAMES = tuple(KINDS)
@@ -33,6 +33,7 @@ def make_task(kind: str, problem: Problem, split: Split, seed: int, index: int) 
     Numbers in `expected` are decimal text, so that they are exact and JSON-like.
     """
     answer = ", ".join(f"{json.dumps(field.key)}: {field.amount.number}" for field in problem.fields)
+    template = ", ".join(f"{json.dumps(field.key)}: ?" for field in problem.fields)
     return Task(
         domain="filing_fields",
         kind=kind,
@@ -40,16 +41,10 @@ def make_task(kind: str, problem: Problem, split: Split, seed: int, index: int) 
         seed=seed,
         index=index,
         system=SYSTEM,
-        prompt=f"{problem.filing}\n{problem.year}: {', '.join(field.key for field in problem.fields)}",
+        prompt=f"{problem.filing}\n{problem.subject}: {{{template}}}",
         files={"filing.txt": f"{problem.filing}\n".encode()},
         expected={
-            "fields": {
-                field.key: {
-                    "value": _decimal(field.amount.value),
-                    "other_years": {year: _decimal(value) for year, value in field.other_years.items()},
-                }
-                for field in problem.fields
-            },
+            "fields": {field.key: {"value": _decimal(field.amount.value)} for field in problem.fields},
             "others": {key: _decimal(value) for key, value in problem.others.items()},
         },
         reference=(f"```json\n{{{answer}}}\n```",),

@@ -35,20 +35,12 @@ LABELS = (
 )
 SIGNED = frozenset({"net_income", "operating_income", "free_cash_flow", "other_income"})
 """Keys whose amounts may be negative."""
-RATIOS = (
-    ("Gross margin", "gross_margin"),
-    ("Tax rate", "tax_rate"),
-    ("Interest rate", "interest_rate"),
-    ("Churn rate", "churn_rate"),
-    ("Credit spread", "credit_spread"),
-    ("Dividend yield", "dividend_yield"),
-)
 CURRENCIES = ("USD", "EUR", "GBP", "CHF")
 
 
 @dataclass(frozen=True)
 class Amount:
-    """An amount as the filing prints it, and what it is worth in full units, as a JSON number: "45 bps" and "45e-4"."""
+    """An amount as the filing prints it, and what it is worth in full units, as a JSON number: "1,234K" and "1234e3"."""
 
     text: str
     number: str
@@ -60,20 +52,17 @@ class Amount:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: an amount for each of its years."""
-
     label: str
     key: str
-    amounts: tuple[Amount, ...]
+    amount: Amount
 
 
 @dataclass(frozen=True)
 class Field:
-    """One requested value, with what the verifier needs to say what went wrong when it isn't met."""
+    """One requested value."""
 
     key: str
     amount: Amount
-    other_years: dict[str, Decimal]
 
 
 def pick(rng: np.random.Generator, options: Sequence[T]) -> T:
@@ -85,22 +74,11 @@ def pick_some(rng: np.random.Generator, options: Sequence[T], num: int) -> list[
     return [options[i] for i in rng.permutation(len(options))[:num]]
 
 
-def printed(digits: int, num_decimals: int, exponent: int) -> Amount:
-    """The amount with the digits of the integer `digits`: `printed(-12345, 1, 3)` is "(1,234.5)" and "-1234.5e3"."""
+def printed(digits: int, num_decimals: int, exponent: int, suffix: str = "") -> Amount:
+    """The amount with the digits of the integer `digits`: `printed(-12345, 1, 3, "K")` is "(1,234.5K)" and "-1234.5e3"."""
     number = Decimal(digits).scaleb(-num_decimals)
-    text = f"{abs(number):,}"
+    text = f"{abs(number):,}{suffix}"
     return Amount(f"({text})" if digits < 0 else text, f"{number}e{exponent}" if exponent else f"{number}")
-
-
-def percent(digits: int, num_decimals: int) -> Amount:
-    """`percent(125, 1)` is "12.5%" and "12.5e-2"."""
-    number = Decimal(digits).scaleb(-num_decimals)
-    return Amount(f"{number}%", f"{number}e-2")
-
-
-def basis_points(digits: int) -> Amount:
-    """`basis_points(45)` is "45 bps" and "45e-4"."""
-    return Amount(f"{digits} bps", f"{digits}e-4")
 
 
 def digits_of(rng: np.random.Generator, at_least: int, at_most: int) -> int:
@@ -109,12 +87,9 @@ def digits_of(rng: np.random.Generator, at_least: int, at_most: int) -> int:
     return int(rng.integers(10 ** (num_digits - 1), 10**num_digits))
 
 
-def layout(header: str, years: Sequence[str], rows: Sequence[Row]) -> str:
-    """The table as text: the header, then labels on the left and right-aligned columns."""
-    label_width = max(len(row.label) for row in rows)
-    widths = [max(len(year), *(len(row.amounts[i].text) for row in rows)) for i, year in enumerate(years)]
-    lines = [" " * label_width + "".join(f"  {year:>{width}}" for year, width in zip(years, widths, strict=True))]
-    for row in rows:
-        cells = "".join(f"  {amount.text:>{width}}" for amount, width in zip(row.amounts, widths, strict=True))
-        lines.append(f"{row.label:<{label_width}}{cells}")
-    return "\n".join([header, *lines])
+def layout(header: str, rows: Sequence[tuple[str, str]], currency: str) -> str:
+    """The table as text: labels on the left, amounts right-aligned below the header, the currency under both."""
+    label_width = max(len(label) for label, _ in rows)
+    width = max(len(header), *(len(text) for _, text in rows))
+    lines = [f"{label:<{label_width}}  {text:>{width}}" for label, text in [("", header), *rows]]
+    return "\n".join([*lines, currency])

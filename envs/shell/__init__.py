@@ -27,7 +27,7 @@ _NAMES = tuple(KINDS)
 
 
 def generate(split: Split, seed: int, index: int) -> Task:
-    """The task of that name. Kinds take turns by index, so that any ten in a row hold each once."""
+    """The task of that name. Kinds take turns by index, so that any eight in a row hold each once."""
     kind = _NAMES[index % len(_NAMES)]
     return draw("shell", split, seed, index, functools.partial(_make, kind, split, seed, index), by_prompt=True)
 

@@ -36,7 +36,12 @@ class StepData:
 
 
 def step_data(
-    groups: Sequence[Sequence[EndedEpisode]], *, normalize_std: bool, shapes: Sequence[RowShape], max_rows: int
+    groups: Sequence[Sequence[EndedEpisode]],
+    *,
+    normalize_std: bool,
+    negative_scale: float = 1.0,
+    shapes: Sequence[RowShape],
+    max_rows: int,
 ) -> StepData:
     """Advantages within each group, over its valid members; groups whose rewards are all equal are left out."""
     informative: list[list[Episode]] = []
@@ -46,6 +51,7 @@ def step_data(
         valid_G = np.array([r is not None for r in rewards])
         reward_G = np.array([0.0 if r is None else r for r in rewards], np.float32)
         advantage_G = group_relative(reward_G, valid_G, normalize_std=normalize_std)
+        advantage_G = np.where(advantage_G < 0, negative_scale * advantage_G, advantage_G)
         # A member whose advantage is 0 has no gradient: it is left out to save its tokens, but counts in the denominator.
         members = [
             episode(e.trajectory, float(a))
