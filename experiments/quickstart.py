@@ -5,8 +5,8 @@
     python experiments/quickstart.py --help    # every field of the config
 
 The base solves next to nothing; a cold start on reference trajectories brings first successes in every domain, and
-reinforcement learning (GRPO) goes on from there. What to expect of the whole is not measured yet: experiments/LOG.md has
-the trials so far.
+reinforcement learning (GRPO's advantages, of which the positive ones are used) goes on from there. The README says what came
+out, experiments/LOG.md what was tried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.table import Table
 
 import envs
 from envs.sandbox import default_factory
-from postrl.config import DomainConfig, RlConfig, RunConfig
+from postrl.config import ColdStartConfig, DomainConfig, RlConfig, RunConfig, TrainableConfig
 from postrl.policy.base import smollm2_135m
 from postrl.run import train
 from postrl.run_state import Parts
@@ -42,8 +42,10 @@ def config() -> RunConfig:
             "code_repair": DomainConfig(num_demonstrations=12, groups_per_step=6),
             "filing_fields": DomainConfig(num_demonstrations=32, groups_per_step=6),
         },
+        trainable=TrainableConfig(lora_rank=128, lora_alpha=128.0),
+        cold_start=ColdStartConfig(learning_rate=8e-4),
         # Learning from failures too, at this rate, unlearned what the cold start had taught (experiments/LOG.md).
-        rl=RlConfig(num_steps=32, group_size=4, learning_rate=4e-4, num_warmup_steps=1, negative_scale=0.0),
+        rl=RlConfig(num_steps=32, group_size=4, learning_rate=1.5e-4, num_warmup_steps=1, negative_scale=0.0),
     )
 
 
