@@ -36,6 +36,7 @@ def train(config: RunConfig, parts: Parts) -> Path:
         evaluate(run, "cold_start")
         state, first_step = resume(run, trained)
         step_of = run.compile_step("rl", run.step_config(config.rl.loss, run.rl_optimizer), state)
+        run.engine_metrics()  # forget what came before: the first step's figures are its own
         run.progress.phase("reinforcement learning", total=config.rl.num_steps, done=first_step)
         for step in range(first_step, config.rl.num_steps):
             with run.timed("rl"):

@@ -135,8 +135,9 @@ def _cell(rate: dict[str, Any]) -> str:
 
 def _cost(summary: dict[str, Any]) -> str:
     gain, minutes = summary["gain"], summary["wall_s"] / 60
+    unclear = ": no measurable difference" if gain["ci"][0] <= 0 <= gain["ci"][1] else ""
     return (
-        f"RL over cold start: {gain['points']:+.1f} points [{gain['ci'][0]:.1f}, {gain['ci'][1]:.1f}]\n"
+        f"RL over cold start: {gain['points']:+.1f} points [{gain['ci'][0]:.1f}, {gain['ci'][1]:.1f}]{unclear}\n"
         f"{minutes:.1f} min · {summary['num_policy_tokens']:,} policy tokens · {summary['num_tool_calls']:,} tool calls · "
         f"{summary['sandbox_s']:,.0f} sandbox-seconds · {summary['num_faults']} faults"
     )

@@ -78,8 +78,12 @@ def _verdict_line(run: RunData, overall: DomainResult) -> Html:
     points = gain["points"] if gain else 100 * gained
     verb = "lifted" if points > 0 else "lowered"
     ci = f" (95\u00a0% interval {gain['ci'][0]:.0f} to {gain['ci'][1]:.0f})" if gain else ""
-    if not points:
-        return tag("p", f"Reinforcement learning left success where {before} had it{on}.", class_="verdict-line")
+    if not points or (gain and gain["ci"][0] <= 0 <= gain["ci"][1]):
+        change = f", {points:+.0f} points{ci}" if gain else ""
+        return tag(
+            "p", "Reinforcement learning ", tag("strong", "made no measurable difference"), f" to {before}{change}{on}.",
+            class_="verdict-line",
+        )  # fmt: skip
     return tag(
         "p", "Reinforcement learning ", tag("strong", f"{verb} success by {abs(points):.0f} points"),
         f"{ci} over {before}{on}.", class_="verdict-line",

@@ -116,6 +116,17 @@ def test_finished_run(run_dir):
     assert "not finished" not in text
 
 
+def test_a_gain_that_could_be_none_is_called_so(run_dir):
+    finish(run_dir)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    summary["gain"] = {"points": 0.8, "ci": [-9.6, 11.3]}
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    assert (
+        "Reinforcement learning made no measurable difference to the cold start, +1 points (95\u00a0% interval -10 to 11) "
+        "on 120 held-out tasks."
+    ) in text_of(run_dir)
+
+
 def test_stopped_run_says_so_and_counts_its_own_evaluations(run_dir):
     text = text_of(run_dir)
     assert "not finished" in text
