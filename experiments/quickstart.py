@@ -44,7 +44,7 @@ def config() -> RunConfig:
         },
         trainable=TrainableConfig(lora_rank=128, lora_alpha=128.0),
         cold_start=ColdStartConfig(learning_rate=8e-4),
-        # Learning from failures too, at this rate, unlearned what the cold start had taught (experiments/LOG.md).
+        # Learning from failures too, at rank 64 and 3e-4, unlearned what the cold start had taught (experiments/LOG.md).
         rl=RlConfig(num_steps=32, group_size=4, learning_rate=1.5e-4, num_warmup_steps=1, negative_scale=0.0),
     )
 

@@ -94,7 +94,7 @@ def _mistake(got: Decimal, key: str, expected: Mapping[str, Any]) -> str | None:
     """The mistake that leads to exactly `got`: a year, row, scale or sign that isn't the right one."""
     field = expected["fields"][key]
     sources = [("", field["value"])]
-    sources += [(f"wrong year, that is {year}'s", value) for year, value in field.get("other_years", {}).items()]
+    sources += [(f"wrong year, that is {year}'s", value) for year, value in field["other_years"].items()]
     rows = {**expected["others"], **{name: other["value"] for name, other in expected["fields"].items() if name != key}}
     sources += [(f"wrong row, that is {name}", value) for name, value in rows.items()]
     for source, value in ((source, Decimal(value)) for source, value in sources):

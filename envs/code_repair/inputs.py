@@ -10,7 +10,6 @@ import numpy as np
 from envs.code_repair.template import Args, Draw
 
 _WORDS = ("cat", "dog", "sun", "red", "tree", "blue", "apple", "river", "cloud", "stone", "go", "up", "ink", "owl")
-_PALINDROMES = ("noon", "level", "abba", "aba", "refer", "xx", "kayak")
 _LETTERS = "abc"
 
 
@@ -33,10 +32,6 @@ def word(rng: np.random.Generator) -> str:
     return _WORDS[rng.integers(len(_WORDS))]
 
 
-def word_or_palindrome(rng: np.random.Generator) -> str:
-    return word(rng) if rng.integers(2) else _PALINDROMES[rng.integers(len(_PALINDROMES))]
-
-
 def word_list(at_least: int, at_most: int) -> Callable[[np.random.Generator], list[str]]:
     return lambda rng: [word(rng) for _ in range(rng.integers(at_least, at_most + 1))]
 
@@ -46,24 +41,9 @@ def letter_list(rng: np.random.Generator) -> list[str]:
     return [_LETTERS[i] for i in rng.integers(3, size=rng.integers(2, 5))]
 
 
-def separator(rng: np.random.Generator) -> str:
-    return "-+/,"[rng.integers(4)]
-
-
-def ints_and_member(rng: np.random.Generator) -> Args:
-    """Two to four numbers and one of them."""
-    nums = ints(1, 9, 2, 4)(rng)
-    return nums, nums[rng.integers(len(nums))]
-
-
 def exact_mean(rng: np.random.Generator) -> Args:
     """1, 2 or 4 numbers, whose mean a binary float holds exactly: results are compared without a tolerance."""
     return (rng.integers(1, 10, size=(1, 2, 4)[rng.integers(3)]).tolist(),)
-
-
-def value_and_limits(rng: np.random.Generator) -> Args:
-    """A number, a lower limit and a larger upper limit."""
-    return int(rng.integers(-4, 20)), int(rng.integers(0, 6)), int(rng.integers(8, 14))
 
 
 SOME: Draw = args(ints(1, 9, 2, 4))

@@ -34,13 +34,9 @@ ROLES = {
     "w": ("w", "word", "part", "name"),
     "n": ("n", "m", "size"),
     "k": ("k", "limit", "bound"),
-    "goal": ("goal", "target", "key"),
     "i": ("i", "j", "pos"),
-    "a": ("a", "p"),
-    "b": ("b", "q"),
     "lo": ("lo", "low", "least"),
     "hi": ("hi", "high", "most"),
-    "sep": ("sep", "link", "mark"),
 }
 """Canonical name -> what it may be called in a task. Names of two roles that meet in one template always differ."""
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from envs.code_repair.inputs import (
-    args,
-    letter_list,
-    word,
-    word_list,
-)
+from envs.code_repair.inputs import args, letter_list, word, word_list
 from envs.code_repair.template import Template, faults
 
 TEMPLATES = (

@@ -44,7 +44,13 @@ def make_task(kind: str, problem: Problem, split: Split, seed: int, index: int) 
         prompt=f"{problem.filing}\n{problem.subject}: {{{template}}}",
         files={"filing.txt": f"{problem.filing}\n".encode()},
         expected={
-            "fields": {field.key: {"value": _decimal(field.amount.value)} for field in problem.fields},
+            "fields": {
+                field.key: {
+                    "value": _decimal(field.amount.value),
+                    "other_years": {year: _decimal(value) for year, value in field.other_years.items()},
+                }
+                for field in problem.fields
+            },
             "others": {key: _decimal(value) for key, value in problem.others.items()},
         },
         reference=(f"```json\n{{{answer}}}\n```",),

@@ -85,8 +85,8 @@ def year(rng: np.random.Generator) -> Problem:
     return Problem(
         layout(label, [(year, amount.text) for year, amount in amounts.items()], pick(rng, CURRENCIES)),
         label,
-        (Field(asked, amounts[asked]),),
-        {year: amount.value for year, amount in amounts.items() if year != asked},
+        (Field(asked, amounts[asked], {year: amount.value for year, amount in amounts.items() if year != asked}),),
+        {},
     )
 
 
@@ -128,8 +128,8 @@ def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negat
 
 def _worded(rng: np.random.Generator, currency: str, unit: _Unit, *, negative: bool) -> Amount:
     """An amount as prose has it: "$1.2 million", "€340 thousand", "$48,210". A loss is named there, not signed."""
-    amount = printed(digits_of(rng, *unit.num_digits), unit.num_decimals, unit.exponent)
-    return Amount(f"{currency}{amount.text}{unit.name}", f"{'-' if negative else ''}{amount.number}")
+    amount = printed(digits_of(rng, *unit.num_digits), unit.num_decimals, unit.exponent, unit.name)
+    return Amount(f"{currency}{amount.text}", f"{'-' if negative else ''}{amount.number}")
 
 
 def _table(rng: np.random.Generator, rows: Sequence[Row], *, num_asked: int = 1) -> Problem:

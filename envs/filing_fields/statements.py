@@ -6,8 +6,8 @@ JSON's exponent says the scale with one digit, where zeros would cost a small po
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeVar
 
@@ -59,10 +59,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Field:
-    """One requested value."""
+    """One requested value, with what the verifier needs to say what went wrong when it isn't met."""
 
     key: str
     amount: Amount
+    other_years: Mapping[str, Decimal] = field(default_factory=dict)
 
 
 def pick(rng: np.random.Generator, options: Sequence[T]) -> T:

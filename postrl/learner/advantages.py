@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 
-def group_relative(reward_G: np.ndarray, valid_G: np.ndarray, *, normalize_std: bool, eps: float = 1e-6) -> np.ndarray:
+def group_relative(
+    reward_G: np.ndarray,
+    valid_G: np.ndarray,
+    *,
+    normalize_std: bool,
+    negative_scale: float = 1.0,
+    eps: float = 1e-6,
+) -> np.ndarray:
     """Advantages of one group's members: reward minus the group's mean, over its standard deviation.
 
     GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2; without the division: Dr.GRPO (arXiv 2503.20783), eq. 4.
@@ -15,6 +22,7 @@ def group_relative(reward_G: np.ndarray, valid_G: np.ndarray, *, normalize_std: 
       valid_G: bool [G]: whose episode was scored. An invalid member has advantage 0 and does not shift the mean: a zero
         put in its place would push the others' baseline down.
       normalize_std: divide by the standard deviation (population form) of the valid members.
+      negative_scale: what advantages below 0 are multiplied by; 0: nothing is learned from a group's worse members.
 
     Returns:
       float32 [G]; all 0 when fewer than two members are valid or all valid rewards are equal: there is nothing to prefer.
@@ -25,5 +33,6 @@ def group_relative(reward_G: np.ndarray, valid_G: np.ndarray, *, normalize_std: 
     if len(rewards) < 2 or np.ptp(rewards) == 0:
         return advantage_G
     centred = rewards - rewards.mean()
-    advantage_G[valid_G] = centred / (rewards.std() + eps) if normalize_std else centred
+    advantages = centred / (rewards.std() + eps) if normalize_std else centred
+    advantage_G[valid_G] = np.where(advantages < 0, negative_scale * advantages, advantages)
     return advantage_G

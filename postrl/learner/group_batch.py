@@ -50,8 +50,7 @@ def step_data(
         rewards = [outcome_reward(e.outcome) for e in group]
         valid_G = np.array([r is not None for r in rewards])
         reward_G = np.array([0.0 if r is None else r for r in rewards], np.float32)
-        advantage_G = group_relative(reward_G, valid_G, normalize_std=normalize_std)
-        advantage_G = np.where(advantage_G < 0, negative_scale * advantage_G, advantage_G)
+        advantage_G = group_relative(reward_G, valid_G, normalize_std=normalize_std, negative_scale=negative_scale)
         # A member whose advantage is 0 has no gradient: it is left out to save its tokens, but counts in the denominator.
         members = [
             episode(e.trajectory, float(a))

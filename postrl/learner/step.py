@@ -74,17 +74,21 @@ def train_step(
     """One optimizer step on a batch.
 
     Metrics (float32 scalars): `loss`, `entropy`, and the loss's own, as means over loss tokens; `logprob_gap.max`, the
-    largest difference between a loss token's log-probability here and when it was sampled, over the larger of 1 and the
-    latter's magnitude; `grad_norm`, `update_norm`.
+    largest difference between a loss token's log-probability here and when it was sampled, in nats, and
+    `logprob_gap.relative.max`, the same over the larger of 1 and the latter's magnitude; `grad_norm`, `update_norm`.
     """
 
     def row_loss(trainable: Any, row: Row) -> tuple[jax.Array, dict[str, jax.Array]]:
         logprob_N, entropy_N = score_row(config, *policy_parts(trainable, frozen), row)
         loss, sums = config.loss(logprob_N, row)
-        # Relative where a token is rarer than 1/e: what rounding leaves grows with the magnitude of a log-probability.
-        gap_N = jnp.abs(logprob_N - row.sampled_logprob_N) / jnp.maximum(1.0, jnp.abs(row.sampled_logprob_N))
-        gap = jnp.max(jnp.where(row.mask_N, gap_N, 0.0))
-        return loss, {**sums, "loss.sum": loss, "entropy.sum": jnp.sum(entropy_N * row.mask_N), "logprob_gap.max": gap}
+        gap_N = jnp.where(row.mask_N, jnp.abs(logprob_N - row.sampled_logprob_N), 0.0)
+        # What rounding leaves grows with the magnitude of a log-probability.
+        relative_gap_N = gap_N / jnp.maximum(1.0, jnp.abs(row.sampled_logprob_N))
+        gaps = {
+            "logprob_gap.max": jnp.max(gap_N),
+            "logprob_gap.relative.max": jnp.max(jnp.where(row.mask_N, relative_gap_N, 0.0)),
+        }
+        return loss, {**sums, "loss.sum": loss, "entropy.sum": jnp.sum(entropy_N * row.mask_N), **gaps}
 
     def take_row(i: jax.Array) -> Row:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batch.rows)

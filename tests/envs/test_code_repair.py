@@ -122,7 +122,7 @@ def test_rename_replaces_whole_identifiers_only():
 
 
 def test_texts_fit_their_budgets():
-    """31 and at most 96 tokens of SmolLM2's tokenizer; about 3 characters a token here."""
+    """31 and at most 107 tokens of SmolLM2's tokenizer; about 3 characters a token here."""
     assert len(SYSTEM) <= 110
     for index in range(600):
         task = generate("train", 0, index)
