@@ -5,7 +5,7 @@
     python experiments/quickstart.py --help    # every field of the config
 
 The base solves next to nothing; a cold start on reference trajectories brings first successes in every domain, and
-reinforcement learning (GRPO's advantages, of which the positive ones are used) goes on from there. The README says what came
+reinforcement learning (GRPO) goes on from there. The README says what came
 out, experiments/LOG.md what was tried.
 """
 
@@ -22,7 +22,7 @@ from rich.table import Table
 
 import envs
 from envs.sandbox import default_factory
-from postrl.config import ColdStartConfig, DomainConfig, RlConfig, RunConfig, TrainableConfig
+from postrl.config import ColdStartConfig, DomainConfig, RlConfig, RunConfig
 from postrl.policy.base import smollm2_135m
 from postrl.run import train
 from postrl.run_state import Parts
@@ -34,18 +34,18 @@ PROOF_NUM_HELDOUT = 67
 
 
 def config() -> RunConfig:
-    """Demonstrations are spent where the base is weakest; every step sees every kind of task, or nearly."""
+    """Every step sees nearly every kind of task; few demonstrations, so that there is something left to learn."""
     return RunConfig(
         name="quickstart",
         domains={
-            "shell": DomainConfig(num_demonstrations=20, groups_per_step=6),
-            "code_repair": DomainConfig(num_demonstrations=12, groups_per_step=6),
-            "filing_fields": DomainConfig(num_demonstrations=32, groups_per_step=6),
+            "shell": DomainConfig(num_demonstrations=16, groups_per_step=8),
+            "code_repair": DomainConfig(num_demonstrations=8, groups_per_step=6),
+            "filing_fields": DomainConfig(num_demonstrations=24, groups_per_step=6),
         },
-        trainable=TrainableConfig(lora_rank=128, lora_alpha=128.0),
-        cold_start=ColdStartConfig(learning_rate=8e-4),
-        # Learning from failures too, at rank 64 and 3e-4, unlearned what the cold start had taught (experiments/LOG.md).
-        rl=RlConfig(num_steps=32, group_size=4, learning_rate=1.5e-4, num_warmup_steps=1, negative_scale=0.0),
+        cold_start=ColdStartConfig(learning_rate=1.2e-3),
+        # Sampled at 1 the policy of so short a cold start writes garbage where greedy decoding is right: at 0.7 it succeeds
+        # nearly as often as greedily, and every step teaches something from the first on (experiments/LOG.md).
+        rl=RlConfig(num_steps=25, learning_rate=1e-4, num_warmup_steps=1, num_decay_steps=6, temperature=0.7),
     )
 
 

@@ -43,7 +43,7 @@ def cold_start(run: Run) -> Any:
         assert committed.checkpoint is not None, "a committed cold start has a checkpoint"
         return run.checkpoints.restore(committed.checkpoint, like=state).trainable
     run.metrics.rewind(PHASE, None)
-    step_of = run.compile_step(PHASE, run.step_config(Supervised(), optimizer), state)
+    step_of = run.compile_step(PHASE, run.step_config(Supervised(), optimizer, temperature=1.0), state)
     with run.timed(PHASE):
         run.progress.phase("cold start", total=num_steps)
         for step, batch in enumerate(batches(source, run, num_steps)):

@@ -46,10 +46,10 @@ class RlConfig:
     learning_rate: float = 2e-4
     num_warmup_steps: int = 3
     """Steps over which the learning rate rises linearly from 0."""
+    num_decay_steps: int = 0
+    """Last steps, over which it falls linearly to 0."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation (GRPO); False: Dr.GRPO."""
-    negative_scale: float = 1.0
-    """Advantages below 0 are multiplied by it. 0: only the better members of a group are learned from."""
     loss: PolicyGradient = field(default_factory=PolicyGradient)
     temperature: float = 1.0
     max_off_policy_steps: int = 0
@@ -60,12 +60,15 @@ class RlConfig:
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise ValueError(f"rl.group_size is {self.group_size}; a group needs at least 2 members to compare")
+        if self.num_warmup_steps + self.num_decay_steps > self.num_steps:
+            raise ValueError(
+                f"rl.num_warmup_steps {self.num_warmup_steps} and rl.num_decay_steps {self.num_decay_steps} must fit into "
+                f"rl.num_steps {self.num_steps}"
+            )
         if self.max_off_policy_steps != 0:
             raise ValueError(
                 f"rl.max_off_policy_steps is {self.max_off_policy_steps}; only 0 (synchronous) is supported"
             )
-        if self.negative_scale < 0:
-            raise ValueError(f"rl.negative_scale is {self.negative_scale}; it must be 0 or more")
         if self.temperature <= 0:
             raise ValueError(f"rl.temperature is {self.temperature}; it must be positive (greedy groups teach nothing)")
 

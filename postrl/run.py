@@ -35,7 +35,8 @@ def train(config: RunConfig, parts: Parts) -> Path:
         run.publish(trained := cold_start(run), version=1)
         evaluate(run, "cold_start")
         state, first_step = resume(run, trained)
-        step_of = run.compile_step("rl", run.step_config(config.rl.loss, run.rl_optimizer), state)
+        step_config = run.step_config(config.rl.loss, run.rl_optimizer, temperature=config.rl.temperature)
+        step_of = run.compile_step("rl", step_config, state)
         run.engine_metrics()  # forget what came before: the first step's figures are its own
         run.progress.phase("reinforcement learning", total=config.rl.num_steps, done=first_step)
         for step in range(first_step, config.rl.num_steps):
@@ -78,7 +79,6 @@ def learner_data(run: Run, groups: tuple[Group, ...], ended: list[RecordedEpisod
             for members in by_group(groups, ended)
         ],
         normalize_std=config.rl.normalize_std,
-        negative_scale=config.rl.negative_scale,
         shapes=config.learner.row_shapes,
         max_rows=config.learner.max_rows,
     )

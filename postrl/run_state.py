@@ -20,7 +20,7 @@ import optax
 
 from postrl.audit import Audit
 from postrl.checkpoint import Checkpoints
-from postrl.config import RunConfig
+from postrl.config import RlConfig, RunConfig
 from postrl.contracts import Domain, SandboxFactory, Split, Task, Verifier
 from postrl.learner.batch import RowShape, TrainBatch, empty_batch
 from postrl.learner.losses import Loss
@@ -83,8 +83,7 @@ class Run:
 
     @functools.cached_property
     def rl_optimizer(self) -> optax.GradientTransformation:
-        peak, num_steps = self.config.rl.learning_rate, self.config.rl.num_warmup_steps
-        return self.optimizer(optax.linear_schedule(peak / max(1, num_steps), peak, num_steps))
+        return self.optimizer(rl_learning_rate(self.config.rl))
 
     def initial_trainable(self) -> Any:
         if self.frozen is None:
@@ -92,8 +91,8 @@ class Run:
         specs = adapter_specs(self.parts.base.model, self.config.trainable.lora_rank)
         return initialize(specs, jax.random.key(self.config.seed))
 
-    def step_config(self, loss: Loss, optimizer: optax.GradientTransformation) -> StepConfig:
-        return StepConfig(self.parts.base.model, self.adapter_scale, self.config.rl.temperature, loss, optimizer)
+    def step_config(self, loss: Loss, optimizer: optax.GradientTransformation, *, temperature: float) -> StepConfig:
+        return StepConfig(self.parts.base.model, self.adapter_scale, temperature, loss, optimizer)
 
     def compile_step(self, name: str, config: StepConfig, state: TrainState) -> Callable[..., tuple[TrainState, dict]]:
         """The step, compiled for every row shape before the loop begins; its memory report goes to `aot/`."""
@@ -224,6 +223,16 @@ class Run:
             partial = self.run_dir / ".phases.json.partial"
             partial.write_text(json.dumps(self.phases_s))
             partial.replace(self.run_dir / "phases.json")
+
+
+def rl_learning_rate(rl: RlConfig) -> optax.Schedule:
+    """Rises over the first steps, falls over the last; the very last still moves the policy."""
+    peak = rl.learning_rate
+    rise = optax.linear_schedule(peak / max(1, rl.num_warmup_steps), peak, rl.num_warmup_steps)
+    if rl.num_decay_steps == 0:
+        return rise
+    fall = optax.linear_schedule(peak, 0.0, rl.num_decay_steps + 1)
+    return optax.join_schedules([rise, fall], [rl.num_steps - rl.num_decay_steps - 1])
 
 
 @contextmanager

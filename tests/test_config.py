@@ -4,12 +4,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from postrl.config import DomainConfig, RlConfig, RunConfig, num_leaf_fields
 from postrl.learner.batch import RowShape
 from postrl.learner.losses import PolicyGradient
 from postrl.rollout.engine import EngineConfig
+from postrl.run_state import rl_learning_rate
 
 CONFIG = RunConfig("a", domains={"shell": DomainConfig()})
 WHERE_IT_IS_WRITTEN = {"name", "runs_dir", "wandb_project"}
@@ -133,3 +135,22 @@ def test_configs_are_values():
     assert hash(RowShape(1, 2)) == hash(RowShape(1, 2))
     with pytest.raises(dataclasses.FrozenInstanceError):
         CONFIG.seed = 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("rl", "expected"),
+    [
+        (RlConfig(num_steps=5, num_warmup_steps=0), [1, 1, 1, 1, 1]),
+        (RlConfig(num_steps=5, num_warmup_steps=2), [1 / 2, 3 / 4, 1, 1, 1]),
+        (RlConfig(num_steps=7, num_warmup_steps=1, num_decay_steps=3), [1, 1, 1, 1, 3 / 4, 1 / 2, 1 / 4]),
+        (RlConfig(num_steps=4, num_warmup_steps=0, num_decay_steps=4), [4 / 5, 3 / 5, 2 / 5, 1 / 5]),
+    ],
+)
+def test_the_learning_rate_rises_and_falls(rl, expected):
+    schedule = rl_learning_rate(rl)
+    np.testing.assert_allclose([schedule(i) / rl.learning_rate for i in range(rl.num_steps)], expected, rtol=1e-6)
+
+
+def test_a_rate_that_rises_and_falls_for_longer_than_the_run_is_refused():
+    with pytest.raises(ValueError, match=r"num_warmup_steps 3 and rl.num_decay_steps 2 must fit into rl.num_steps 4"):
+        RlConfig(num_steps=4, num_warmup_steps=3, num_decay_steps=2)

@@ -1,11 +1,14 @@
 """The kinds of filing tasks: tables and notes out of which fields are asked.
 
 - plain: one field of a table in full units
-- scale: amounts in thousands or millions ("1,234K", "56M")
-- negative: the amount stands in parentheses
+- scale: two fields, one in thousands and one in millions ("234K", "56M")
+- negative: two fields, one of which stands in parentheses
 - year: one field over three years, of which one is asked by its number
-- note: prose ("a net loss of $1.2 million")
+- note: prose ("a net loss of $12M")
 - two_fields: two fields of a table in full units
+
+Tables of signs and scales hold both cases: an answer that follows the more frequent one everywhere gets nothing, so that a
+policy cannot settle on it.
 """
 
 from __future__ import annotations
@@ -60,26 +63,29 @@ class _Unit:
 
 _FULL = _Unit("", 0, 0, (4, 5))
 _SHORT = _Unit("", 0, 0, (3, 4))
-_SCALED = (_Unit("K", 3, 0, (2, 4)), _Unit("M", 6, 0, (2, 4)))
-_PROSE = (_FULL, _Unit(" thousand", 3, 0, (2, 3)), _Unit(" million", 6, 1, (2, 3)))
+_SCALED = (_Unit("K", 3, 0, (2, 2)), _Unit("M", 6, 0, (2, 2)))
 
 
 def plain(rng: np.random.Generator) -> Problem:
-    return _table(rng, [_row(rng, label, _FULL) for label in pick_some(rng, LABELS, 3)])
+    asked = _label(rng)
+    others = pick_some(rng, [label for label in LABELS if label != asked], 2)
+    return _table(rng, [_row(rng, label, _FULL) for label in (asked, *others)])
 
 
 def scale(rng: np.random.Generator) -> Problem:
-    unit = pick(rng, _SCALED)
-    return _table(rng, [_row(rng, label, unit) for label in pick_some(rng, LABELS, 3)])
+    labels = pick_some(rng, _UNSIGNED_LABELS, 3)
+    units = [*pick_some(rng, _SCALED, 2), pick(rng, _SCALED)]
+    return _table(rng, [_row(rng, *row) for row in zip(labels, units, strict=True)], num_asked=2)
 
 
 def negative(rng: np.random.Generator) -> Problem:
-    asked = _row(rng, pick(rng, _SIGNED_LABELS), _FULL, negative=True)
-    return _table(rng, [asked, *(_row(rng, label, _FULL) for label in pick_some(rng, _UNSIGNED_LABELS, 2))])
+    below = _row(rng, pick(rng, _SIGNED_LABELS), _SHORT, negative=True)
+    above, other = (_row(rng, label, _SHORT) for label in pick_some(rng, _UNSIGNED_LABELS, 2))
+    return _table(rng, [*pick_some(rng, [below, above], 2), other], num_asked=2)
 
 
 def year(rng: np.random.Generator) -> Problem:
-    newest, (label, key) = _newest_year(rng), pick(rng, LABELS)
+    newest, (label, key) = _newest_year(rng), _label(rng)
     amounts = {str(newest - i): _row(rng, (label, key), _FULL).amount for i in range(3)}
     asked = pick(rng, list(amounts))
     return Problem(
@@ -97,7 +103,7 @@ def two_fields(rng: np.random.Generator) -> Problem:
 
 def note(rng: np.random.Generator) -> Problem:
     """A sentence with the result of a year: a loss is a negative income."""
-    year, is_loss, unit = str(_newest_year(rng)), bool(rng.integers(2)), pick(rng, _PROSE)
+    year, is_loss, unit = str(_newest_year(rng)), bool(rng.integers(2)), pick(rng, _SCALED)
     result = _worded(rng, pick(rng, "$€£"), unit, negative=is_loss)
     company, kind = pick(rng, _COMPANIES), "loss" if is_loss else "income"
     text = pick(
@@ -119,15 +125,20 @@ def _newest_year(rng: np.random.Generator) -> int:
     return int(rng.integers(2015, 2026))
 
 
+def _label(rng: np.random.Generator) -> tuple[str, str]:
+    """One that is asked: every other time an amount that may be negative, so that signs matter in every kind of table."""
+    return pick(rng, _SIGNED_LABELS if rng.random() < 0.5 else _UNSIGNED_LABELS)
+
+
 def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negative: bool | None = None) -> Row:
     """A row with an amount. `negative`: whether it is; None: it may be, where the label allows it."""
     digits = digits_of(rng, *unit.num_digits)
-    is_negative = label[1] in SIGNED and rng.random() < 0.2 if negative is None else negative
+    is_negative = label[1] in SIGNED and rng.random() < 0.5 if negative is None else negative
     return Row(*label, printed(-digits if is_negative else digits, unit.num_decimals, unit.exponent, unit.name))
 
 
 def _worded(rng: np.random.Generator, currency: str, unit: _Unit, *, negative: bool) -> Amount:
-    """An amount as prose has it: "$1.2 million", "€340 thousand", "$48,210". A loss is named there, not signed."""
+    """An amount as prose has it: "$12M", "€34K". A loss is named there, not signed."""
     amount = printed(digits_of(rng, *unit.num_digits), unit.num_decimals, unit.exponent, unit.name)
     return Amount(f"{currency}{amount.text}", f"{'-' if negative else ''}{amount.number}")
 

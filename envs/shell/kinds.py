@@ -85,8 +85,8 @@ def sort_unique(rng: Rng) -> Problem:
     (out,) = _names(rng, 1, without=files)
     prompt = _pick(
         rng,
-        f"Write the sorted unique lines of {name} to {out}.",
-        f"Sort {name}, drop duplicate lines, and save it as {out}.",
+        f"Write the sorted unique lines of {name} to {out}, with sort -u and >.",
+        f"Use sort -u to drop duplicate lines of {name}, and > to save them as {out}.",
     )
     return Problem(prompt, files, f"sort -u {name} > {out}", changes={out: _text(sorted(distinct))})
 
@@ -118,21 +118,18 @@ def sum_column(rng: Rng) -> Problem:
 
 
 def count_files(rng: Rng) -> Problem:
-    directory, elsewhere, child, grandchild = _sample(rng, DIRECTORIES, 4)
-    places = (directory, f"{directory}/{child}", f"{directory}/{child}/{grandchild}")
-    extension, *other_extensions = _sample(rng, EXTENSIONS, 4)
-    num_wanted, num_others = _between(rng, 4, 19), _between(rng, 4, 9)
-    stems = _sample(rng, STEMS, num_wanted + num_others + 2)
-    wanted, others, outside = stems[:num_wanted], stems[num_wanted:-2], stems[-2:]
-    paths = [f"{places[i % 3]}/{stem}.{extension}" for i, stem in enumerate(wanted)]
-    paths += [f"{places[i % 3]}/{stem}.{other_extensions[i % 3]}" for i, stem in enumerate(others)]
-    paths += [f"{elsewhere}/{stem}.{extension}" for stem in outside]
+    parent, *children = _sample(rng, DIRECTORIES, 3)
+    directory, elsewhere = (f"{parent}/{child}" for child in children)
+    num_wanted, num_outside = _between(rng, 5, 24), _between(rng, 2, 4)
+    names = _names(rng, num_wanted + num_outside)
+    paths = [f"{directory}/{name}" for name in names[:num_wanted]]
+    paths += [f"{elsewhere}/{name}" for name in names[num_wanted:]]
     prompt = _pick(
         rng,
-        f"Count with find and wc the .{extension} files in {directory}, at any depth.",
-        f"Find all .{extension} files below {directory} and count them with wc -l.",
+        f"Count the files in {directory} with ls and wc -l.",
+        f"How many files does {directory} hold? Use ls and wc -l.",
     )
-    command = f"find {directory} -name '*.{extension}' | wc -l"
+    command = f"ls {directory} | wc -l"
     return Problem(prompt, {path: f"{path}\n" for path in paths}, command, stdout=f"{num_wanted}\n", number=True)
 
 

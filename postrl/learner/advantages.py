@@ -10,7 +10,6 @@ def group_relative(
     valid_G: np.ndarray,
     *,
     normalize_std: bool,
-    negative_scale: float = 1.0,
     eps: float = 1e-6,
 ) -> np.ndarray:
     """Advantages of one group's members: reward minus the group's mean, over its standard deviation.
@@ -22,7 +21,6 @@ def group_relative(
       valid_G: bool [G]: whose episode was scored. An invalid member has advantage 0 and does not shift the mean: a zero
         put in its place would push the others' baseline down.
       normalize_std: divide by the standard deviation (population form) of the valid members.
-      negative_scale: what advantages below 0 are multiplied by; 0: nothing is learned from a group's worse members.
 
     Returns:
       float32 [G]; all 0 when fewer than two members are valid or all valid rewards are equal: there is nothing to prefer.
@@ -33,6 +31,5 @@ def group_relative(
     if len(rewards) < 2 or np.ptp(rewards) == 0:
         return advantage_G
     centred = rewards - rewards.mean()
-    advantages = centred / (rewards.std() + eps) if normalize_std else centred
-    advantage_G[valid_G] = np.where(advantages < 0, negative_scale * advantages, advantages)
+    advantage_G[valid_G] = centred / (rewards.std() + eps) if normalize_std else centred
     return advantage_G

@@ -39,7 +39,6 @@ def step_data(
     groups: Sequence[Sequence[EndedEpisode]],
     *,
     normalize_std: bool,
-    negative_scale: float = 1.0,
     shapes: Sequence[RowShape],
     max_rows: int,
 ) -> StepData:
@@ -50,7 +49,7 @@ def step_data(
         rewards = [outcome_reward(e.outcome) for e in group]
         valid_G = np.array([r is not None for r in rewards])
         reward_G = np.array([0.0 if r is None else r for r in rewards], np.float32)
-        advantage_G = group_relative(reward_G, valid_G, normalize_std=normalize_std, negative_scale=negative_scale)
+        advantage_G = group_relative(reward_G, valid_G, normalize_std=normalize_std)
         # A member whose advantage is 0 has no gradient: it is left out to save its tokens, but counts in the denominator.
         members = [
             episode(e.trajectory, float(a))

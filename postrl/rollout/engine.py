@@ -47,6 +47,10 @@ class EngineConfig:
     XLA:CPU picks other kernels and a row's bits depend on the number of rows."""
     context_buckets: tuple[int, ...] = (192, 288, 384)
     """How many cached tokens a step reads; the smallest that covers its longest row."""
+    admission_size: int = 8
+    """While others run, requests wait for company until there are so many: a prefill call costs nearly the same for one."""
+    admission_patience: int = 6
+    """Decode steps after which they start all the same."""
 
     def __post_init__(self) -> None:
         if self.row_buckets[-1] < self.num_slots or self.context_buckets[-1] < self.max_context:
@@ -122,6 +126,8 @@ class Engine:
         self._cached: list[np.ndarray] = [np.zeros(0, np.int32)] * config.num_slots
         """Per slot: the tokens of its session whose keys it holds."""
         self._waiting: deque[_Request] = deque()
+        self._num_steps_held = 0
+        """Decode steps since requests that could have started are held back for company."""
         self._wake = threading.Condition()
         self._failure: BaseException | None = None
         self._closed = False
@@ -225,6 +231,8 @@ class Engine:
         with self._wake:
             while True:
                 admitted, kept = [], deque()
+                if not block and self._hold_back():
+                    break
                 for request in self._waiting:
                     if request.session not in self._slot_of and self._free:
                         self._slot_of[request.session] = self._pick_slot(request.token_T)
@@ -245,6 +253,15 @@ class Engine:
         if block:
             self._count(idle_s=time.perf_counter() - start)
         return admitted
+
+    def _hold_back(self) -> bool:
+        """Whether the requests that could start wait for more to start with."""
+        num_open = sum(request.session in self._slot_of for request in self._waiting)
+        num_ready = num_open + min(len(self._free), len(self._waiting) - num_open)
+        config = self.config
+        held = 0 < num_ready < config.admission_size and self._num_steps_held < config.admission_patience
+        self._num_steps_held = self._num_steps_held + 1 if held else 0
+        return held
 
     def _pick_slot(self, token_T: np.ndarray) -> int:
         """The free slot that already holds most of the prompt; among equals the one unused for longest."""

@@ -43,7 +43,7 @@ def alternatives():
     column, name = words[2].split("$")[1].rstrip("}"), words[-1]
     yield task, f"cut -d, -f{column} {name} | paste -sd+ | sed 's/.*/echo $((&))/' | bash"
     task, words = first("count_files")
-    yield task, f"ls -R {words[1]} | grep -c '{words[3][2:-1]}$'"
+    yield task, f"find {words[1]} -type f | wc -l"
     task, words = first("move_files")
     yield task, f"mkdir -p {words[1]}; for f in {words[4]}; do mv $f {words[1]}/; done"
 
@@ -77,6 +77,9 @@ def mistakes():
     task, words = first("move_files")
     yield task, f"mkdir {words[1]} && cp {words[4]} {words[1]}"
     yield task, f"mkdir {words[1]} && mv * {words[1]}"
+    task, words = first("count_files")
+    yield task, f"ls -a {words[1]} | wc -l"
+    yield task, f"find {words[1].split('/')[0]} -type f | wc -l"
 
 
 @pytest.mark.parametrize(("task", "command"), list(alternatives()))
