@@ -67,9 +67,7 @@ _SCALED = (_Unit("K", 3, 0, (2, 2)), _Unit("M", 6, 0, (2, 2)))
 
 
 def plain(rng: np.random.Generator) -> Problem:
-    asked = _label(rng)
-    others = pick_some(rng, [label for label in LABELS if label != asked], 2)
-    return _table(rng, [_row(rng, label, _FULL) for label in (asked, *others)])
+    return _table(rng, [_row(rng, label, _FULL) for label in pick_some(rng, LABELS, 3)])
 
 
 def scale(rng: np.random.Generator) -> Problem:
@@ -85,7 +83,7 @@ def negative(rng: np.random.Generator) -> Problem:
 
 
 def year(rng: np.random.Generator) -> Problem:
-    newest, (label, key) = _newest_year(rng), _label(rng)
+    newest, (label, key) = _newest_year(rng), pick(rng, LABELS)
     amounts = {str(newest - i): _row(rng, (label, key), _FULL).amount for i in range(3)}
     asked = pick(rng, list(amounts))
     return Problem(
@@ -125,15 +123,10 @@ def _newest_year(rng: np.random.Generator) -> int:
     return int(rng.integers(2015, 2026))
 
 
-def _label(rng: np.random.Generator) -> tuple[str, str]:
-    """One that is asked: every other time an amount that may be negative, so that signs matter in every kind of table."""
-    return pick(rng, _SIGNED_LABELS if rng.random() < 0.5 else _UNSIGNED_LABELS)
-
-
 def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negative: bool | None = None) -> Row:
     """A row with an amount. `negative`: whether it is; None: it may be, where the label allows it."""
     digits = digits_of(rng, *unit.num_digits)
-    is_negative = label[1] in SIGNED and rng.random() < 0.5 if negative is None else negative
+    is_negative = label[1] in SIGNED and rng.random() < 0.2 if negative is None else negative
     return Row(*label, printed(-digits if is_negative else digits, unit.num_decimals, unit.exponent, unit.name))
 
 

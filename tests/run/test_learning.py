@@ -10,6 +10,7 @@ import pytest
 
 from experiments import toy
 from postrl.audit import AuditFailure
+from postrl.cold_start import cold_start
 from postrl.config import ColdStartConfig, DomainConfig, RlConfig, TrainableConfig
 from postrl.contracts import Message, Verdict
 from postrl.learner.step import init_state
@@ -101,3 +102,20 @@ def test_sampler_and_learner_agree(updated):
 def test_a_sampler_with_other_weights_stops_the_run(updated):
     assert updated.failure.startswith("sampler and learner agree: Log-probabilities of sampled tokens, recomputed by")
     assert "sampler and learner are not the same policy" in updated.failure
+
+
+def test_the_cold_start_does_not_depend_on_the_temperature_of_sampling(tmp_path):
+    """Trained under tempered logits, a policy would sample at 0.5 what it should sample at 1, and nothing were gained."""
+    digests = set()
+    for temperature in (1.0, 0.5):
+        config = dataclasses.replace(
+            toy.config(),
+            name=f"toy-{temperature}",
+            runs_dir=tmp_path,
+            domains={"toy": DomainConfig(num_demonstrations=4, groups_per_step=2, num_heldout=4)},
+            cold_start=ColdStartConfig(num_epochs=1, batch_size=2),
+            rl=RlConfig(num_steps=2, temperature=temperature, num_warmup_steps=1),
+        )
+        with open_run(config, toy.parts()) as run:
+            digests.add(tree_digest(cold_start(run)))
+    assert len(digests) == 1
