@@ -196,7 +196,7 @@ class Run:
         num_prompt = now.num_prompt_tokens - before.num_prompt_tokens
         return {
             **{f"seconds.{name}": value for name, value in seconds.items()},
-            "seconds.engine_idle": now.idle_s - before.idle_s,
+            "engine.idle_s": now.idle_s - before.idle_s,
             "tokens_per_s": (now.num_sampled_tokens - before.num_sampled_tokens)
             / max(seconds.get("rollout", 0.0), 1e-9),
             "engine.rows": (now.num_sampled_tokens - before.num_sampled_tokens)

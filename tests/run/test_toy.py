@@ -49,6 +49,18 @@ def test_the_summary_counts_what_the_trajectories_hold(toy_run, summary):
     assert {r["outcome"] for r in rows} == {"scored"}
 
 
+def test_a_steps_stages_do_not_overlap(toy_run, summary):
+    """The report stacks them: their sum is no more than the phase took."""
+    lines = [json.loads(line) for line in (toy_run / "metrics.jsonl").read_text().splitlines()]
+    stages = [
+        {name: value for name, value in line.items() if name.startswith("seconds.")}
+        for line in lines
+        if line["phase"] == "rl"
+    ]
+    assert set().union(*stages) == {"seconds.rollout", "seconds.update", "seconds.publish"}
+    assert sum(sum(stage.values()) for stage in stages) <= summary["phases_s"]["rl"]
+
+
 def test_every_prompt_counts_once(toy_run):
     config = toy.config()
     with Journal.open(toy_run / "journal.db", read_only=True) as journal:
