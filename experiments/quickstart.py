@@ -5,8 +5,7 @@
     python experiments/quickstart.py --help    # every field of the config
 
 The base solves next to nothing; a cold start on reference trajectories brings first successes in every domain, and
-reinforcement learning (GRPO) goes on from there. The README says what came
-out, experiments/LOG.md what was tried.
+reinforcement learning (GRPO) goes on from there. The README says what came out, experiments/LOG.md what was tried.
 """
 
 from __future__ import annotations

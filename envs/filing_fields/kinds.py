@@ -1,7 +1,7 @@
 """The kinds of filing tasks: tables and notes out of which fields are asked.
 
 - plain: one field of a table in full units
-- scale: two fields, one in thousands and one in millions ("234K", "56M")
+- scale: two fields, one in thousands and one in millions ("34K", "56M")
 - negative: two fields, one of which stands in parentheses
 - year: one field over three years, of which one is asked by its number
 - note: prose ("a net loss of $12M")
@@ -57,13 +57,12 @@ class _Unit:
     """As it follows the number; empty for full units."""
     exponent: int
     """A printed number is multiplied by ten to the power of it."""
-    num_decimals: int
     num_digits: tuple[int, int]
 
 
-_FULL = _Unit("", 0, 0, (4, 5))
-_SHORT = _Unit("", 0, 0, (3, 4))
-_SCALED = (_Unit("K", 3, 0, (2, 2)), _Unit("M", 6, 0, (2, 2)))
+_FULL = _Unit("", 0, (4, 5))
+_SHORT = _Unit("", 0, (3, 4))
+_SCALED = (_Unit("K", 3, (2, 2)), _Unit("M", 6, (2, 2)))
 
 
 def plain(rng: np.random.Generator) -> Problem:
@@ -127,12 +126,12 @@ def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negat
     """A row with an amount. `negative`: whether it is; None: it may be, where the label allows it."""
     digits = digits_of(rng, *unit.num_digits)
     is_negative = label[1] in SIGNED and rng.random() < 0.2 if negative is None else negative
-    return Row(*label, printed(-digits if is_negative else digits, unit.num_decimals, unit.exponent, unit.name))
+    return Row(*label, printed(-digits if is_negative else digits, unit.exponent, unit.name))
 
 
 def _worded(rng: np.random.Generator, currency: str, unit: _Unit, *, negative: bool) -> Amount:
     """An amount as prose has it: "$12M", "€34K". A loss is named there, not signed."""
-    amount = printed(digits_of(rng, *unit.num_digits), unit.num_decimals, unit.exponent, unit.name)
+    amount = printed(digits_of(rng, *unit.num_digits), unit.exponent, unit.name)
     return Amount(f"{currency}{amount.text}", f"{'-' if negative else ''}{amount.number}")
 
 

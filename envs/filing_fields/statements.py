@@ -1,6 +1,6 @@
 """The material of filings: labels with their JSON keys, amounts as filings print them, and tables of them.
 
-An amount is its printed text and its value as a JSON number in full units: "(1,234)" under "in thousands" is -1234e3.
+An amount is its printed text and its value as a JSON number in full units: "(1,234K)" is -1234e3.
 JSON's exponent says the scale with one digit, where zeros would cost a small policy a token each and have to be counted.
 """
 
@@ -75,11 +75,10 @@ def pick_some(rng: np.random.Generator, options: Sequence[T], num: int) -> list[
     return [options[i] for i in rng.permutation(len(options))[:num]]
 
 
-def printed(digits: int, num_decimals: int, exponent: int, suffix: str = "") -> Amount:
-    """The amount with the digits of the integer `digits`: `printed(-12345, 1, 3, "K")` is "(1,234.5K)" and "-1234.5e3"."""
-    number = Decimal(digits).scaleb(-num_decimals)
+def printed(number: int, exponent: int, suffix: str = "") -> Amount:
+    """An integer, its scale printed by `suffix`, meant by `exponent`: `printed(-12345, 3, "K")` is "(12,345K)" and "-12345e3"."""
     text = f"{abs(number):,}{suffix}"
-    return Amount(f"({text})" if digits < 0 else text, f"{number}e{exponent}" if exponent else f"{number}")
+    return Amount(f"({text})" if number < 0 else text, f"{number}e{exponent}" if exponent else f"{number}")
 
 
 def digits_of(rng: np.random.Generator, at_least: int, at_most: int) -> int:

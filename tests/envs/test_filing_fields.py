@@ -109,10 +109,10 @@ def test_kinds_are_what_they_say():
 @pytest.mark.parametrize(
     ("amount", "text", "value"),
     [
-        (printed(1234, 0, 3, "K"), "1,234K", "1234000"),
-        (printed(-12345, 1, 6, "M"), "(1,234.5M)", "-1234500000"),
-        (printed(5, 1, 0), "0.5", "0.5"),
-        (printed(-7, 0, 0), "(7)", "-7"),
+        (printed(1234, 3, "K"), "1,234K", "1234000"),
+        (printed(-12345, 6, "M"), "(12,345M)", "-12345000000"),
+        (printed(5, 0), "5", "5"),
+        (printed(-7, 0), "(7)", "-7"),
     ],
 )
 def test_amounts_are_printed_as_filings_do(amount, text, value):
