@@ -76,7 +76,7 @@ def pick_some(rng: np.random.Generator, options: Sequence[T], num: int) -> list[
 
 
 def printed(number: int, exponent: int, suffix: str = "") -> Amount:
-    """An integer, its scale printed by `suffix`, meant by `exponent`: `printed(-12345, 3, "K")` is "(12,345K)" and "-12345e3"."""
+    """An integer in the scale that `suffix` prints and `exponent` means: `printed(-1234, 3, "K")` is "(1,234K)", "-1234e3"."""
     text = f"{abs(number):,}{suffix}"
     return Amount(f"({text})" if number < 0 else text, f"{number}e{exponent}" if exponent else f"{number}")
 
