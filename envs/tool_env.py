@@ -28,6 +28,7 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from envs.artifacts import collect
+from envs.sandbox import PutRefused, default_factory
 from envs.spaces import UnicodeText
 from envs.tool_calls import MAX_REPLY_CHARS, Malformed, Tool, parse_call
 from postrl.contracts import CommandRecord, ExecResult, Files, Sandbox, SandboxFactory, Split, Task, ToolCall, Verifier
@@ -79,7 +80,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.observation_space = UnicodeText(max(MAX_PROMPT_CHARS, max_observation_chars))
         self.action_space = UnicodeText(MAX_REPLY_CHARS)
         self.max_observation_chars = max_observation_chars
-        self._sandboxes = sandboxes if sandboxes is not None else _default_sandboxes()
+        self._sandboxes = sandboxes if sandboxes is not None else default_factory()
         self._verify = _imported(verify) if isinstance(verify, str) else verify
         self._task: Task | None = None
         self._sandbox: Sandbox | None = None
@@ -131,8 +132,9 @@ class ToolEnv(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Plays one reply. `info["call"]` is the parsed call, or None for a malformed reply.
 
-        Raises ResetNeeded when no episode is under way, and lets InfraError and PolicyError through after closing the
-        sandbox.
+        A file that can't be written because of what the policy did (a full disk, a directory in its place) is an
+        observation. Raises ResetNeeded when no episode is under way, and lets InfraError and other PolicyErrors through
+        after closing the sandbox.
         """
         task, sandbox = self._task, self._sandbox
         if task is None or sandbox is None:
@@ -140,7 +142,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         try:
             self._num_turns += 1
             call = parse_call(action, self.tools)
-            effect = Effect(call.explanation) if isinstance(call, Malformed) else self.act(call, task, sandbox)
+            effect = Effect(call.explanation) if isinstance(call, Malformed) else self._acted(call, task, sandbox)
             observation = clip(effect.observation, self.max_observation_chars)
             self._transcript += [f"assistant: {action}", f"user: {observation}"]
             terminated = effect.done
@@ -194,6 +196,12 @@ class ToolEnv(gymnasium.Env[str, str]):
         """Seconds for which the running episode, or the last one, held its sandbox."""
         return self._sandbox_s if self._sandbox is None else time.monotonic() - self._opened_s
 
+    def _acted(self, call: ToolCall, task: Task, sandbox: Sandbox) -> Effect:
+        try:
+            return self.act(call, task, sandbox)
+        except PutRefused as refusal:  # what the policy did earlier is in the way: it reads so, and may clear it
+            return Effect(f"{refusal.filename} was not written: {refusal.strerror}")
+
     def _chosen(self, options: Mapping[str, Any]) -> Task:
         unknown = set(options) - _RESET_OPTIONS
         if unknown or ("task" in options and len(options) > 1) or (("split" in options) != ("index" in options)):
@@ -245,9 +253,3 @@ def _imported(where: str) -> Callable[..., Any]:
     if not callable(verify):
         raise ValueError(f"verify is {where!r}, but {module} has no function {name!r}")
     return verify
-
-
-def _default_sandboxes() -> SandboxFactory:
-    from envs.sandbox import default_factory
-
-    return default_factory()

@@ -126,8 +126,8 @@ def count_files(rng: Rng) -> Problem:
     paths += [f"{elsewhere}/{name}" for name in names[num_wanted:]]
     prompt = _pick(
         rng,
-        f"Count the files in {directory} with ls and wc -l.",
-        f"How many files does {directory} hold? Use ls and wc -l.",
+        f"Count the files in {directory} with ls | wc -l.",
+        f"How many files does {directory} hold? Use ls | wc -l.",
     )
     command = f"ls {directory} | wc -l"
     return Problem(prompt, {path: f"{path}\n" for path in paths}, command, stdout=f"{num_wanted}\n", number=True)

@@ -77,10 +77,9 @@ class Collector:
 
     def _play(self, episode: Episode, sampler_for: Callable[[Task], Sampler]) -> RecordedEpisode:
         task = episode.task
-        message = "no attempt left"
-        stage = "episode"
+        stage, message = "episode", "no attempt left"
         for attempt in range(self.journal.num_faults(episode.key), self.max_attempts):
-            stage = "episode"
+            stage, trajectory = "episode", None
             try:
                 trajectory = run_episode(
                     task,
@@ -96,9 +95,9 @@ class Collector:
                 verdict = self.verify(task, trajectory.artifacts, self.sandboxes)
                 return self.journal.record(episode, Scored(verdict), trajectory, attempt=attempt)
             except PolicyError as error:
-                return self.journal.record(episode, PolicyFault(str(error)), None, attempt=attempt)
+                return self.journal.record(episode, PolicyFault(str(error)), trajectory, attempt=attempt)
             except TaskError as error:
-                return self.journal.record(episode, TaskDefect(str(error)), None, attempt=attempt)
+                return self.journal.record(episode, TaskDefect(str(error)), trajectory, attempt=attempt)
             except JournalMismatch:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, it is ours: a fault, never a reward of 0

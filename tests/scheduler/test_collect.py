@@ -150,6 +150,7 @@ def test_what_is_not_our_fault_is_not_retried(play, error, outcome, where):
         (InfraError("the check printed nothing"), InfraFault("verify", "InfraError: the check printed nothing"), 3),
         (ZeroDivisionError("division by zero"), InfraFault("verify", "ZeroDivisionError: division by zero"), 3),
         (TaskError("no expected value"), TaskDefect("no expected value"), 1),
+        (PolicyError("a link of links"), PolicyFault("a link of links"), 1),
     ],
 )
 def test_a_verifier_that_breaks_has_no_opinion(play, error, outcome, num_calls):
@@ -162,6 +163,8 @@ def test_a_verifier_that_breaks_has_no_opinion(play, error, outcome, num_calls):
     (episode,) = play(verify=verify)
     assert episode.outcome == outcome
     assert len(calls) == num_calls
+    # What the policy did is on record, and learned from where it counts as its failure.
+    assert (episode.trajectory is None) == isinstance(outcome, InfraFault)
 
 
 @pytest.mark.parametrize("error", [None, InfraError("x"), PolicyError("x"), TaskError("x"), ValueError("x")])

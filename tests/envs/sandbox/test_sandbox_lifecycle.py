@@ -13,14 +13,15 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from envs.sandbox import BubblewrapFactory, SandboxUnavailable, default_factory
+from envs.sandbox.box import BubblewrapSandbox
 from envs.sandbox.keeper import cgroups
-from postrl.contracts import InfraError, Resources
+from postrl.contracts import ExecResult, InfraError, Resources
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 Running = Callable[[str], list[int]]
@@ -81,6 +82,23 @@ def own_factory():
     factory = BubblewrapFactory()
     yield factory
     factory.close()
+
+
+@contextlib.contextmanager
+def sleeping(sandbox: BubblewrapSandbox, pids_running: Running, word: str) -> Iterator[Future[ExecResult]]:
+    """A command that sleeps for `word` seconds, ten minutes or more, from when all of its processes are there.
+
+    It ends with the block in any case: a check that fails must not wait for it.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(sandbox.exec, ["sleep", word], timeout_s=600)
+        try:
+            # bwrap has the word among its arguments, too, before there is a process in its namespaces.
+            while "sleep" not in (Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids_running(word)):
+                assert not future.done(), future.result()
+            yield future
+        finally:
+            sandbox.close()
 
 
 @pytest.fixture
@@ -148,10 +166,7 @@ def test_nothing_is_left_after_close(own_factory: BubblewrapFactory, pids_runnin
 def test_closing_a_factory_ends_its_sandboxes(own_factory: BubblewrapFactory, pids_running: Running):
     word = f"600.{uuid.uuid4().int}"
     sandbox = own_factory.create({})
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(sandbox.exec, ["sleep", word], timeout_s=600)
-        while not pids_running(word):
-            pass
+    with sleeping(sandbox, pids_running, word) as future:
         processes, groups = descendants(guard_of(own_factory)), groups_of(own_factory)
         assert len(processes) >= 4
         own_factory.close()
@@ -161,7 +176,6 @@ def test_closing_a_factory_ends_its_sandboxes(own_factory: BubblewrapFactory, pi
     assert pids_running(word) == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
     assert not any(Path(group).exists() for group in groups)
-    sandbox.close()
     with pytest.raises(ValueError, match="closed"):
         own_factory.create({})
 
@@ -169,10 +183,7 @@ def test_closing_a_factory_ends_its_sandboxes(own_factory: BubblewrapFactory, pi
 def test_close_interrupts_a_command(factory: BubblewrapFactory, pids_running: Running):
     word = f"600.{uuid.uuid4().int}"
     sandbox = factory.create({})
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(sandbox.exec, ["sleep", word], timeout_s=600)
-        while not pids_running(word):
-            pass
+    with sleeping(sandbox, pids_running, word) as future:
         sandbox.close()
         assert pids_running(word) == []
         with pytest.raises(InfraError, match="closed"):
@@ -247,10 +258,7 @@ def test_a_lost_zygote_is_a_fault_of_ours_and_is_replaced(own_factory: Bubblewra
 
 def test_a_lost_keeper_is_a_fault_of_ours(own_factory: BubblewrapFactory, pids_running: Running):
     word = f"600.{uuid.uuid4().int}"
-    with own_factory.create({}) as sandbox, ThreadPoolExecutor(1) as pool:
-        future = pool.submit(sandbox.exec, ["sleep", word], timeout_s=600)
-        while not pids_running(word):
-            pass
+    with sleeping(own_factory.create({}), pids_running, word) as future:
         (keeper,) = [pid for pid in keepers_of(own_factory) if descendants(pid)]
         os.kill(keeper, signal.SIGKILL)
         with pytest.raises(InfraError, match="lost"):
