@@ -14,15 +14,12 @@ from postrl.contracts import Resources, Split, Task
 SYSTEM = 'Hand in full units: (5) is -5, 5K is 5e3, 5M is 5e6.\n```json\n{"cash": 5}\n```\nTo look: ```sh'
 RESOURCES = Resources(timeout_s=5.0, cpu_s=2, memory_mb=256, disk_mb=2, file_mb=1, num_processes=32, output_bytes=8_192)
 
-_HELDOUT_TURNS = tuple(KINDS)
-_TRAINING_TURNS = ("scale", "negative", "note", "plain", "year", "scale", "negative", "note", "two_fields")
-"""Signs and scales take longest to learn: any nine tasks in a row hold two of each, and one of the others."""
+_NAMES = tuple(KINDS)
 
 
 def generate(split: Split, seed: int, index: int) -> Task:
     """The filing task of that name; see `postrl.contracts.Domain.generate`. Kinds take turns by index."""
-    turns = _TRAINING_TURNS if split == "train" else _HELDOUT_TURNS
-    kind = turns[index % len(turns)]
+    kind = _NAMES[index % len(_NAMES)]
 
     def make(rng: np.random.Generator) -> Task:
         return make_task(kind, KINDS[kind](rng), split, seed, index)

@@ -1,14 +1,13 @@
 """The kinds of filing tasks: tables and notes out of which fields are asked.
 
-- plain: one field of a table in full units
-- scale: two fields, one in thousands and one in millions ("34K", "56M")
-- negative: two fields, one of which stands in parentheses
+- plain, negative: one field of a table in full units, positive or in parentheses
+- thousands, millions: one field of a table with both ("34K", "56M")
+- profit, loss: prose ("a net loss of $12,345")
 - year: one field over three years, of which one is asked by its number
-- note: prose ("a net loss of $12M")
 - two_fields: two fields of a table in full units
 
-Tables of signs and scales hold both cases: an answer that follows the more frequent one everywhere gets nothing, so that a
-policy cannot settle on it.
+Signs and scales come in pairs of kinds that differ in nothing else: an answer that takes all amounts for positive, or all for
+thousands, gains in one kind what it loses in the other, so that a policy cannot settle on it.
 """
 
 from __future__ import annotations
@@ -62,23 +61,32 @@ class _Unit:
 
 _FULL = _Unit("", 0, (4, 5))
 _SHORT = _Unit("", 0, (3, 4))
-_SCALED = (_Unit("K", 3, (2, 2)), _Unit("M", 6, (2, 2)))
+_THOUSANDS, _MILLIONS = _Unit("K", 3, (2, 2)), _Unit("M", 6, (2, 2))
 
 
 def plain(rng: np.random.Generator) -> Problem:
-    return _table(rng, [_row(rng, label, _FULL) for label in pick_some(rng, LABELS, 3)])
-
-
-def scale(rng: np.random.Generator) -> Problem:
-    labels = pick_some(rng, _UNSIGNED_LABELS, 3)
-    units = [*pick_some(rng, _SCALED, 2), pick(rng, _SCALED)]
-    return _table(rng, [_row(rng, *row) for row in zip(labels, units, strict=True)], num_asked=2)
+    return _table(rng, [_row(rng, label, _FULL) for label in _labels(rng)])
 
 
 def negative(rng: np.random.Generator) -> Problem:
-    below = _row(rng, pick(rng, _SIGNED_LABELS), _SHORT, negative=True)
-    above, other = (_row(rng, label, _SHORT) for label in pick_some(rng, _UNSIGNED_LABELS, 2))
-    return _table(rng, [*pick_some(rng, [below, above], 2), other], num_asked=2)
+    asked, *others = _labels(rng)
+    return _table(rng, [_row(rng, asked, _FULL, negative=True), *(_row(rng, label, _FULL) for label in others)])
+
+
+def thousands(rng: np.random.Generator) -> Problem:
+    return _scaled(rng, _THOUSANDS, _MILLIONS)
+
+
+def millions(rng: np.random.Generator) -> Problem:
+    return _scaled(rng, _MILLIONS, _THOUSANDS)
+
+
+def profit(rng: np.random.Generator) -> Problem:
+    return _note(rng, is_loss=False)
+
+
+def loss(rng: np.random.Generator) -> Problem:
+    return _note(rng, is_loss=True)
 
 
 def year(rng: np.random.Generator) -> Problem:
@@ -98,23 +106,8 @@ def two_fields(rng: np.random.Generator) -> Problem:
     return _table(rng, rows, num_asked=2)
 
 
-def note(rng: np.random.Generator) -> Problem:
-    """A sentence with the result of a year: a loss is a negative income."""
-    year, is_loss, unit = str(_newest_year(rng)), bool(rng.integers(2)), pick(rng, _SCALED)
-    result = _worded(rng, pick(rng, "$€£"), unit, negative=is_loss)
-    company, kind = pick(rng, _COMPANIES), "loss" if is_loss else "income"
-    text = pick(
-        rng,
-        (
-            f"In {year} {company} had a net {kind} of {result.text}.",
-            f"{company} reported a net {kind} of {result.text} for {year}.",
-        ),
-    )
-    return Problem(text, year, (Field("net_income", result),), {})
-
-
 KINDS: dict[str, Callable[[np.random.Generator], Problem]] = {
-    function.__name__: function for function in (plain, scale, negative, year, note, two_fields)
+    function.__name__: function for function in (negative, loss, thousands, millions, plain, profit, year, two_fields)
 }
 
 
@@ -122,17 +115,36 @@ def _newest_year(rng: np.random.Generator) -> int:
     return int(rng.integers(2015, 2026))
 
 
-def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negative: bool | None = None) -> Row:
-    """A row with an amount. `negative`: whether it is; None: it may be, where the label allows it."""
+def _labels(rng: np.random.Generator) -> list[tuple[str, str]]:
+    """Three, of which the first may have negative amounts."""
+    return [pick(rng, _SIGNED_LABELS), *pick_some(rng, _UNSIGNED_LABELS, 2)]
+
+
+def _row(rng: np.random.Generator, label: tuple[str, str], unit: _Unit, *, negative: bool = False) -> Row:
     digits = digits_of(rng, *unit.num_digits)
-    is_negative = label[1] in SIGNED and rng.random() < 0.2 if negative is None else negative
-    return Row(*label, printed(-digits if is_negative else digits, unit.exponent, unit.name))
+    return Row(*label, printed(-digits if negative else digits, unit.exponent, unit.name))
 
 
-def _worded(rng: np.random.Generator, currency: str, unit: _Unit, *, negative: bool) -> Amount:
-    """An amount as prose has it: "$12M", "€34K". A loss is named there, not signed."""
-    amount = printed(digits_of(rng, *unit.num_digits), unit.exponent, unit.name)
-    return Amount(f"{currency}{amount.text}", f"{'-' if negative else ''}{amount.number}")
+def _scaled(rng: np.random.Generator, asked: _Unit, other: _Unit) -> Problem:
+    """A table with amounts in two units, of which one in `asked` is asked."""
+    units = [asked, other, pick(rng, (asked, other))]
+    return _table(rng, [_row(rng, *row) for row in zip(pick_some(rng, _UNSIGNED_LABELS, 3), units, strict=True)])
+
+
+def _note(rng: np.random.Generator, *, is_loss: bool) -> Problem:
+    """A sentence with the result of a year. A loss is named, not signed: it is a negative income."""
+    year, company, kind = str(_newest_year(rng)), pick(rng, _COMPANIES), "loss" if is_loss else "income"
+    amount = printed(digits_of(rng, *_FULL.num_digits), _FULL.exponent)
+    text = f"{pick(rng, '$€£')}{amount.text}"
+    sentence = pick(
+        rng,
+        (
+            f"In {year} {company} had a net {kind} of {text}.",
+            f"{company} reported a net {kind} of {text} for {year}.",
+        ),
+    )
+    result = Amount(text, f"{'-' if is_loss else ''}{amount.number}")
+    return Problem(sentence, year, (Field("net_income", result),), {})
 
 
 def _table(rng: np.random.Generator, rows: Sequence[Row], *, num_asked: int = 1) -> Problem:
