@@ -6,8 +6,9 @@ Editable install only (`pip install -e .`): `envs` and `verifiers` are also name
 from setuptools import find_packages, setup
 
 CORE = [
-    # One minor version on every Python: what sampler and learner agree on to the bit is a property of its compiler.
-    "jax>=0.10.2,<0.11",
+    # What sampler and learner agree on is a property of its compiler: both ends are tested, 0.10.2 (the newest for Python
+    # 3.11) and 0.12 (3.12 and 3.13).
+    "jax>=0.10.2,<0.13",
     "flax>=0.12.7,<0.14",
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
