@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from postrl.policy.spec import ArraySpec, normal, ones, zeros
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Layers:
 @struct.dataclass
 class Params:
     embed: Any  # [V, D]; the head is tied to it
-    layers: Layers
+    layers: Any  # Layers, or a tuple of them, one a layer, without L
     final_norm: Any  # [D]
 
 
@@ -135,14 +137,18 @@ Attend = Callable[[jax.Array, Any, jax.Array, jax.Array, jax.Array], tuple[jax.A
 def forward(
     config: ModelConfig,
     params: Params,
-    adapter: Adapter | None,
+    adapter: Adapter | tuple[Adapter, ...] | None,
     adapter_scale: float,
     token_BT: jax.Array,
     position_BT: jax.Array,
     attend: Attend,
     cache: Any = None,
 ) -> tuple[jax.Array, Any]:
-    """Final normed activations h_BTD and the cache; `logits` turns the rows that are needed into logits."""
+    """Final normed activations h_BTD and the cache; `logits` turns the rows that are needed into logits.
+
+    Layers are scanned, or, where they come `unstacked`, run one after another: that is more to compile, and on CPU less to do,
+    since a scan copies each layer's weights out of the stack.
+    """
 
     def layer(carry: tuple[jax.Array, Any], xs: Any) -> tuple[tuple[jax.Array, Any], None]:
         (x_BTD, cache), (index, weights, pairs) = carry, xs
@@ -164,9 +170,19 @@ def forward(
             x_BTD = x_BTD + _linear("w_down", weights, pairs, adapter_scale, jax.nn.silu(gate_BTF) * up_BTF)
         return (x_BTD, cache), None
 
-    xs = (jnp.arange(config.num_layers), params.layers, adapter)
-    (x_BTD, cache), _ = jax.lax.scan(layer, (params.embed[token_BT], cache), xs)
+    indices, carry = jnp.arange(config.num_layers), (params.embed[token_BT], cache)
+    if isinstance(params.layers, Layers):
+        carry, _ = jax.lax.scan(layer, carry, (indices, params.layers, adapter))
+    else:
+        for i, weights in enumerate(params.layers):
+            carry, _ = layer(carry, (indices[i], weights, adapter[i] if adapter is not None else None))
+    x_BTD, cache = carry
     return rms_norm(x_BTD, params.final_norm, config.norm_eps), cache
+
+
+def unstacked(layers: T, num_layers: int) -> tuple[T, ...]:
+    """The layers of a stack (weights or adapter), each with arrays of its own."""
+    return tuple(jax.tree.map(lambda x, i=i: jnp.copy(x[i]), layers) for i in range(num_layers))
 
 
 def logits(params: Params, h_ND: jax.Array) -> jax.Array:

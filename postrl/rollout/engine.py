@@ -19,7 +19,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,9 @@ import numpy as np
 
 from postrl.contracts import Completion, InfraError, StopReason
 from postrl.policy.attention import SlotCache, cached_decode, cached_prefill, empty_cache
-from postrl.policy.model import Adapter, ModelConfig, Params, forward, logits
+from postrl.policy.model import Adapter, ModelConfig, Params, forward, logits, unstacked
 
+_VOCAB_BLOCK = 128
 PREFILL_BLOCK = 8
 """Neighbouring tokens of one prompt that are prefilled together. Fewer would waste less at a prompt's end, but a call of fewer
 than 8 rows changes their bits (see `EngineConfig.row_buckets`)."""
@@ -98,6 +99,23 @@ class _Running:
     logprobs: list[float] = field(default_factory=list)
 
 
+class _Policy(NamedTuple):
+    """What a compiled step takes; see `Params.layers` for the two forms of layers, which both may have."""
+
+    params: Params
+    adapter: Any
+
+    def trained_digest(self) -> str:
+        """Of what is trained, whatever the form: of the adapter, else of the parameters."""
+        if self.adapter is not None:
+            return tree_digest(_stacked(self.adapter))
+        return tree_digest(self.params.replace(layers=_stacked(self.params.layers)))
+
+
+def _stacked(layers: Any) -> Any:
+    return jax.tree.map(lambda *xs: np.stack(xs), *layers) if isinstance(layers, tuple) else layers
+
+
 class Engine:
     """Serves `sample` to any number of threads; one thread of its own owns the device. Use as a context manager."""
 
@@ -113,7 +131,12 @@ class Engine:
         self.config = config
         self._eos_id = eos_id
         self._vocab_size = model.vocab_size
-        self._params, self._adapter, self._version = params, adapter, 0
+        self._num_layers = model.num_layers
+        self._unstacked_base: tuple[Params, Params] | None = None
+        """The stacked parameters of the last publication and their copy: while the base stays, so does the copy."""
+        self._prefilling = _Policy(params, adapter)
+        self._decoding = self._for_decoding(self._prefilling)
+        self._version = 0
         # One slot more: padding rows of a step write there.
         self._cache = empty_cache(model, config.num_slots + 1, config.max_context + PREFILL_BLOCK)
         self._decode = functools.partial(_decode_step, model, adapter_scale)
@@ -178,12 +201,26 @@ class Engine:
         with self._wake:
             assert not self._slot_of, f"publication with {len(self._slot_of)} open sessions"
             # Copies: the learner donates its own buffers to its next step.
-            self._adapter = jax.tree.map(jnp.copy, adapter)
-            self._params = params if adapter is not None else jax.tree.map(jnp.copy, params)
+            held = params if adapter is not None else jax.tree.map(jnp.copy, params)
+            self._prefilling = _Policy(held, jax.tree.map(jnp.copy, adapter))
+            self._decoding = self._for_decoding(self._prefilling)
             self._version = version
             self._prefix = [np.zeros(0, np.int32)] * self.config.num_slots
             self._cached = [np.zeros(0, np.int32)] * self.config.num_slots
-        return tree_digest(self._adapter if adapter is not None else self._params)
+        digests = {policy.trained_digest() for policy in (self._prefilling, self._decoding)}
+        return digests.pop() if len(digests) == 1 else f"prefill and decoding differ: {sorted(digests)}"
+
+    def _for_decoding(self, policy: _Policy) -> _Policy:
+        """On CPU a decode step spends a sixth of its time on copying weights out of their stack (30 layers, 72 rows): there it
+        has a second copy of them, a layer at a time. Prefill, with more work for each weight and ten times the code, has not.
+        """
+        if jax.default_backend() != "cpu":
+            return policy
+        params = policy.params
+        if self._unstacked_base is None or self._unstacked_base[0] is not params:
+            self._unstacked_base = params, params.replace(layers=unstacked(params.layers, self._num_layers))
+        adapter = None if policy.adapter is None else unstacked(policy.adapter, self._num_layers)
+        return _Policy(self._unstacked_base[1], adapter)
 
     def close(self) -> None:
         with self._wake:
@@ -325,7 +362,7 @@ class Engine:
             for i, (slot, start, token_T) in enumerate(part):
                 slot_B[i], start_B[i], token_BT[i, : len(token_T)] = slot, start, token_T
             num_tokens = self._context_bucket(max(start + len(token_T) for _, start, token_T in part))
-            self._cache = self._prefill(num_tokens, self._params, self._adapter, self._cache, slot_B, token_BT, start_B)
+            self._cache = self._prefill(num_tokens, *self._prefilling, self._cache, slot_B, token_BT, start_B)
 
     def _step(self, running: list[_Running]) -> list[_Running]:
         """One token for every running request; returns those that go on."""
@@ -338,7 +375,7 @@ class Engine:
             slot_B[i], token_B[i], position_B[i] = r.slot, r.next_token, r.position
             seed_B[i], temperature_B[i] = r.request.seed, r.request.temperature
         sampled_B, logprob_B, self._cache = self._decode(
-            num_tokens, self._params, self._adapter, self._cache, slot_B, token_B, position_B, seed_B, temperature_B
+            num_tokens, *self._decoding, self._cache, slot_B, token_B, position_B, seed_B, temperature_B
         )
         sampled_B, logprob_B = np.asarray(sampled_B), np.asarray(logprob_B)
         self._count(num_sampled_tokens=len(running), num_decode_steps=1)  # before anybody learns that it has ended
@@ -418,7 +455,7 @@ def _decode_step(
     adapter_scale: float,
     num_tokens: int,
     params: Params,
-    adapter: Adapter | None,
+    adapter: Any,
     cache: SlotCache,
     slot_B: jax.Array,
     token_B: jax.Array,
@@ -434,7 +471,7 @@ def _decode_step(
     uniform_B = jax.vmap(lambda seed, t: jax.random.uniform(jax.random.fold_in(jax.random.key(seed), t)))(
         seed_B, position_B
     )
-    sampled_B = jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1), sample_inverse_cdf(logits_BV, uniform_B))
+    sampled_B = jnp.where(greedy_B, heaviest(logits_BV), sample_inverse_cdf(logits_BV, uniform_B))
     logprob_B = jnp.take_along_axis(logits_BV, sampled_B[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits_BV, axis=-1)
     return sampled_B.astype(jnp.int32), logprob_B, cache
 
@@ -444,10 +481,7 @@ def sample_inverse_cdf(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
     Two levels (blocks of the vocabulary, then the block): one uniform number a token instead of V, and no scan over V.
     """
-    block = 128
-    B, V = logits_BV.shape
-    weight_BV = jnp.exp(logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True))
-    weight_BNV = jnp.pad(weight_BV, ((0, 0), (0, -V % block))).reshape(B, -1, block)
+    weight_BNV = jnp.exp(_in_blocks(logits_BV) - jnp.max(logits_BV, axis=-1)[:, None, None])
     sum_BN = weight_BNV.sum(-1)
     cumulative_BN = jnp.cumsum(sum_BN, axis=-1)
     target_B = uniform_B * cumulative_BN[:, -1]
@@ -455,7 +489,21 @@ def sample_inverse_cdf(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     weight_Bv = jnp.take_along_axis(weight_BNV, n_B[:, None, None], axis=1)[:, 0]
     before_B = jnp.take_along_axis(cumulative_BN - sum_BN, n_B[:, None], axis=1)[:, 0]
     v_B = _first_above(jnp.cumsum(weight_Bv, axis=-1), weight_Bv, target_B - before_B)
-    return n_B * block + v_B
+    return n_B * _VOCAB_BLOCK + v_B
+
+
+def heaviest(logits_BV: jax.Array) -> jax.Array:
+    """The token of the largest logit, the first among equals: `argmax`, which takes XLA:CPU a scalar loop over V, by blocks."""
+    logits_BNV = _in_blocks(logits_BV)
+    n_B = jnp.argmax(logits_BNV.max(-1), axis=-1)
+    return n_B * _VOCAB_BLOCK + jnp.argmax(jnp.take_along_axis(logits_BNV, n_B[:, None, None], axis=1)[:, 0], axis=-1)
+
+
+def _in_blocks(logits_BV: jax.Array) -> jax.Array:
+    """[B, N, `_VOCAB_BLOCK`], filled up with tokens that have no weight."""
+    B, V = logits_BV.shape
+    padded = jnp.pad(logits_BV, ((0, 0), (0, -V % _VOCAB_BLOCK)), constant_values=-jnp.inf)
+    return padded.reshape(B, -1, _VOCAB_BLOCK)
 
 
 def _first_above(cumulative_BN: jax.Array, weight_BN: jax.Array, target_B: jax.Array) -> jax.Array:
@@ -470,7 +518,7 @@ def _prefill_step(
     adapter_scale: float,
     num_tokens: int,
     params: Params,
-    adapter: Adapter | None,
+    adapter: Any,
     cache: SlotCache,
     slot_B: jax.Array,
     token_BT: jax.Array,

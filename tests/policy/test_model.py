@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from postrl.policy.attention import packed, segment_mask
-from postrl.policy.model import LINEAR_MAPS, Adapter, ModelConfig, forward, logits, rms_norm, rotate
+from postrl.policy.model import LINEAR_MAPS, Adapter, ModelConfig, forward, logits, rms_norm, rotate, unstacked
 from tests.policy.tiny import ADAPTER_SCALE, MODEL, reference_logits, rotated, row_norm, tiny_adapter, tiny_params
 
 TOKENS = np.random.default_rng(1).integers(0, MODEL.vocab_size, 11)
@@ -34,6 +34,15 @@ def test_adapted_forward_equals_the_float64_reference():
     wanted = reference_logits(MODEL, tiny_params(), TOKENS, adapter=tiny_adapter(), scale=ADAPTER_SCALE)
     np.testing.assert_allclose(plain_logits(tiny_params(), tiny_adapter(), TOKENS), wanted, atol=2e-5, rtol=0)
     assert np.abs(wanted - base).max() > 0.1
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_unstacked_layers_are_the_same_function(adapted):
+    params, adapter = tiny_params(), tiny_adapter() if adapted else None
+    apart = params.replace(layers=unstacked(params.layers, MODEL.num_layers))
+    pairs = unstacked(adapter, MODEL.num_layers) if adapted else None
+    wanted = plain_logits(params, adapter, TOKENS)
+    np.testing.assert_allclose(plain_logits(apart, pairs, TOKENS), wanted, atol=1e-5, rtol=0)
 
 
 def test_adapter_and_its_gradient_equal_merged_weights():

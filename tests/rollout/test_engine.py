@@ -256,6 +256,28 @@ def test_a_publication_takes_effect_and_forgets_prefixes():
         assert set(completion.version_T) == {5}
 
 
+def test_a_publication_of_a_fully_trained_policy_takes_effect():
+    with small_engine() as engine:
+        sample_in(engine, PROMPT)
+        trained = jax.tree.map(lambda x: x * 1.1, tiny_params())
+        wanted = tree_digest(trained)
+        assert engine.publish(trained, None, version=1) == wanted
+        for leaf in jax.tree.leaves(trained):
+            leaf.delete()
+        assert sample_in(engine, PROMPT).token_T.tolist() != plain_sample(PROMPT, 6)[0].tolist()
+
+
+@pytest.mark.parametrize("trains_adapter", [True, False])
+def test_a_publication_that_missed_the_copy_for_decoding_shows(monkeypatch, trains_adapter):
+    with small_engine() as engine:
+        monkeypatch.setattr(engine, "_for_decoding", lambda policy, stale=engine._decoding: stale)
+        if trains_adapter:
+            digest = engine.publish(tiny_params(), tiny_adapter(1), version=1)
+        else:
+            digest = engine.publish(jax.tree.map(lambda x: x * 1.1, tiny_params()), None, version=1)
+        assert digest.startswith("prefill and decoding differ: ")
+
+
 def test_a_publication_needs_all_sessions_closed(engine):
     session = next(_sessions)
     assert set(sample_in(engine, PROMPT, session=session, end=False).version_T) == {0}

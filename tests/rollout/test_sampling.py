@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from postrl.rollout.engine import sample_inverse_cdf
+from postrl.rollout.engine import heaviest, sample_inverse_cdf
 
 sample = jax.jit(sample_inverse_cdf)
 
@@ -58,6 +58,14 @@ def test_probability_zero_is_never_sampled(num_tokens):
     uniforms = np.concatenate([rng.random(2_000), [0.0, 2**-24, 1 - 2**-24, 1 - 2**-23]])
     drawn = sampled(p_V / p_V.sum(), uniforms)
     assert (p_V[drawn] > 0).all()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 127, 128, 129, 300, 512])
+def test_the_heaviest_is_the_first_of_the_largest(num_tokens):
+    """Few different values, so that the largest occurs often, within a block and across blocks; and a row of the lowest."""
+    logits_BV = np.random.default_rng(num_tokens).integers(-3, 3, (200, num_tokens)).astype(np.float32)
+    logits_BV[0] = np.finfo(np.float32).min
+    np.testing.assert_array_equal(jax.jit(heaviest)(logits_BV), np.argmax(logits_BV, axis=-1))
 
 
 def test_frequencies():

@@ -71,7 +71,9 @@ def updated(request, tmp_path_factory):
         seen.base_after, seen.trainable_after = tree_digest(run.parts.base.params), tree_digest(state.trainable)
         seen.logprobs_after = logprobs(run)
 
-        run.engine._params = run.engine._params.replace(final_norm=run.engine._params.final_norm * 1.01)
+        decoding = run.engine._decoding
+        falsified = decoding.params.replace(final_norm=decoding.params.final_norm * 1.01)
+        run.engine._decoding = decoding._replace(params=falsified)
         groups = draw(run, 1)
         data = learner_data(run, groups, run.collect("rl", 1, groups, temperature=1.0))
         state, metrics = step_of(state, data.batch)
