@@ -174,6 +174,7 @@ def forward(
     if isinstance(params.layers, Layers):
         carry, _ = jax.lax.scan(layer, carry, (indices, params.layers, adapter))
     else:
+        assert adapter is None or isinstance(adapter, tuple), "unstacked layers need an unstacked adapter"
         for i, weights in enumerate(params.layers):
             carry, _ = layer(carry, (indices[i], weights, adapter[i] if adapter is not None else None))
     x_BTD, cache = carry

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -109,7 +109,7 @@ class _Policy(NamedTuple):
         """Of what is trained, whatever the form: of the adapter, else of the parameters."""
         if self.adapter is not None:
             return tree_digest(_stacked(self.adapter))
-        return tree_digest(self.params.replace(layers=_stacked(self.params.layers)))
+        return tree_digest(replace(self.params, layers=_stacked(self.params.layers)))
 
 
 def _stacked(layers: Any) -> Any:
@@ -218,7 +218,7 @@ class Engine:
             return policy
         params = policy.params
         if self._unstacked_base is None or self._unstacked_base[0] is not params:
-            self._unstacked_base = params, params.replace(layers=unstacked(params.layers, self._num_layers))
+            self._unstacked_base = params, replace(params, layers=unstacked(params.layers, self._num_layers))
         adapter = None if policy.adapter is None else unstacked(policy.adapter, self._num_layers)
         return _Policy(self._unstacked_base[1], adapter)
 
