@@ -8,7 +8,8 @@ import numpy as np
 
 from postrl.policy.attention import packed
 from postrl.policy.model import forward, logits
-from postrl.rollout.engine import Engine, EngineConfig, sample_inverse_cdf
+from postrl.rollout.engine import Engine, EngineConfig
+from postrl.rollout.sampling import sample_inverse_cdf
 from tests.policy.tiny import ADAPTER_SCALE, MODEL, log_softmax, tiny_adapter, tiny_params
 
 CONFIG = EngineConfig(
