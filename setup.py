@@ -6,8 +6,7 @@ Editable install only (`pip install -e .`): `envs` and `verifiers` are also name
 from setuptools import find_packages, setup
 
 CORE = [
-    # What sampler and learner agree on is a property of its compiler: both ends are tested, 0.10.2 (the newest for Python
-    # 3.11) and 0.12 (3.12 and 3.13).
+    # Python 3.11 ends at 0.10.2; 3.12 and 3.13 get 0.12. Every run checks that sampler and learner agree.
     "jax>=0.10.2,<0.13",
     "flax>=0.12.7,<0.14",
     "optax>=0.2.8,<0.3",

@@ -7,7 +7,7 @@
 - two_fields: two fields of a table in full units
 
 Signs and scales come in pairs of kinds that differ in nothing else: an answer that takes all amounts for positive, or all for
-thousands, gains in one kind what it loses in the other, so that a policy cannot settle on it.
+thousands, gains in one kind what it loses in the other. It pays no more than half, wherever in an answer an amount stands.
 """
 
 from __future__ import annotations

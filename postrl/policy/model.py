@@ -181,8 +181,9 @@ def forward(
     return rms_norm(x_BTD, params.final_norm, config.norm_eps), cache
 
 
-def unstacked(layers: T, num_layers: int) -> tuple[T, ...]:
+def unstacked(layers: T) -> tuple[T, ...]:
     """The layers of a stack (weights or adapter), each with arrays of its own."""
+    num_layers = jax.tree.leaves(layers)[0].shape[0]
     return tuple(jax.tree.map(lambda x, i=i: jnp.copy(x[i]), layers) for i in range(num_layers))
 
 

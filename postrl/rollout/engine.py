@@ -116,6 +116,20 @@ def _stacked(layers: Any) -> Any:
     return jax.tree.map(lambda *xs: np.stack(xs), *layers) if isinstance(layers, tuple) else layers
 
 
+def _for_decoding(policy: _Policy, unstacked_params: Params | None) -> _Policy:
+    """The policy as decoding takes it; `unstacked_params` are its parameters in that form, where they exist already.
+
+    On CPU a scan copies each layer's weights out of their stack at every step, so decoding gets copies of its own, a layer at a
+    time (223 -> 186 ms a step of 32 rows of the default base, without adapter, on a machine that ran something else as well).
+    Prefill does more for each weight, and takes XLA eight times as long to compile like that: it keeps the stack.
+    """
+    if jax.default_backend() != "cpu":
+        return policy
+    if unstacked_params is None:
+        unstacked_params = replace(policy.params, layers=unstacked(policy.params.layers))
+    return _Policy(unstacked_params, None if policy.adapter is None else unstacked(policy.adapter))
+
+
 class Engine:
     """Serves `sample` to any number of threads; one thread of its own owns the device. Use as a context manager."""
 
@@ -131,11 +145,8 @@ class Engine:
         self.config = config
         self._eos_id = eos_id
         self._vocab_size = model.vocab_size
-        self._num_layers = model.num_layers
-        self._unstacked_base: tuple[Params, Params] | None = None
-        """The stacked parameters of the last publication and their copy: while the base stays, so does the copy."""
         self._prefilling = _Policy(params, adapter)
-        self._decoding = self._for_decoding(self._prefilling)
+        self._decoding = _for_decoding(self._prefilling, None)
         self._version = 0
         # One slot more: padding rows of a step write there.
         self._cache = empty_cache(model, config.num_slots + 1, config.max_context + PREFILL_BLOCK)
@@ -202,25 +213,14 @@ class Engine:
             assert not self._slot_of, f"publication with {len(self._slot_of)} open sessions"
             # Copies: the learner donates its own buffers to its next step.
             held = params if adapter is not None else jax.tree.map(jnp.copy, params)
+            unstacked_params = self._decoding.params if held is self._prefilling.params else None
             self._prefilling = _Policy(held, jax.tree.map(jnp.copy, adapter))
-            self._decoding = self._for_decoding(self._prefilling)
+            self._decoding = _for_decoding(self._prefilling, unstacked_params)
             self._version = version
             self._prefix = [np.zeros(0, np.int32)] * self.config.num_slots
             self._cached = [np.zeros(0, np.int32)] * self.config.num_slots
         digests = {policy.trained_digest() for policy in (self._prefilling, self._decoding)}
         return digests.pop() if len(digests) == 1 else f"prefill and decoding differ: {sorted(digests)}"
-
-    def _for_decoding(self, policy: _Policy) -> _Policy:
-        """On CPU a decode step spends a sixth of its time on copying weights out of their stack (30 layers, 72 rows): there it
-        has a second copy of them, a layer at a time. Prefill, with more work for each weight and ten times the code, has not.
-        """
-        if jax.default_backend() != "cpu":
-            return policy
-        params = policy.params
-        if self._unstacked_base is None or self._unstacked_base[0] is not params:
-            self._unstacked_base = params, replace(params, layers=unstacked(params.layers, self._num_layers))
-        adapter = None if policy.adapter is None else unstacked(policy.adapter, self._num_layers)
-        return _Policy(self._unstacked_base[1], adapter)
 
     def close(self) -> None:
         with self._wake:

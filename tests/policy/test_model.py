@@ -39,8 +39,8 @@ def test_adapted_forward_equals_the_float64_reference():
 @pytest.mark.parametrize("adapted", [False, True])
 def test_unstacked_layers_are_the_same_function(adapted):
     params, adapter = tiny_params(), tiny_adapter() if adapted else None
-    apart = params.replace(layers=unstacked(params.layers, MODEL.num_layers))
-    pairs = unstacked(adapter, MODEL.num_layers) if adapted else None
+    apart = params.replace(layers=unstacked(params.layers))
+    pairs = unstacked(adapter) if adapted else None
     wanted = plain_logits(params, adapter, TOKENS)
     np.testing.assert_allclose(plain_logits(apart, pairs, TOKENS), wanted, atol=1e-5, rtol=0)
 

@@ -14,9 +14,9 @@ from postrl.contracts import StopReason
 from postrl.learner.batch import Episode, RowShape, pack
 from postrl.learner.losses import Supervised
 from postrl.learner.step import StepConfig, score_row
-from postrl.rollout.engine import EngineConfig, PolicySampler, tree_digest
+from postrl.rollout.engine import Engine, EngineConfig, PolicySampler, tree_digest
 from tests.policy.tiny import ADAPTER_SCALE, MODEL, tiny_adapter, tiny_params
-from tests.rollout.plain import CONFIG, plain_sample, small_engine
+from tests.rollout.plain import CONFIG, NO_EOS, plain_sample, small_engine
 
 PROMPT = np.array([5, 9, 33, 2, 60, 7, 7, 41, 12, 30, 8], np.int32)
 TIMEOUT_S = 600
@@ -264,13 +264,20 @@ def test_a_publication_of_a_fully_trained_policy_takes_effect():
         assert engine.publish(trained, None, version=1) == wanted
         for leaf in jax.tree.leaves(trained):
             leaf.delete()
-        assert sample_in(engine, PROMPT).token_T.tolist() != plain_sample(PROMPT, 6)[0].tolist()
+        got = sample_in(engine, PROMPT)
+    trained = jax.tree.map(lambda x: x * 1.1, tiny_params())
+    with Engine(MODEL, trained, None, 0.0, NO_EOS, CONFIG) as fresh:
+        wanted = sample_in(fresh, PROMPT)
+    with Engine(MODEL, tiny_params(), None, 0.0, NO_EOS, CONFIG) as stale:
+        assert np.abs(got.logprob_T[0] - sample_in(stale, PROMPT).logprob_T[0]) > 1e-3
+    np.testing.assert_array_equal(got.token_T, wanted.token_T)
+    np.testing.assert_array_equal(got.logprob_T, wanted.logprob_T)
 
 
 @pytest.mark.parametrize("trains_adapter", [True, False])
 def test_a_publication_that_missed_the_copy_for_decoding_shows(monkeypatch, trains_adapter):
     with small_engine() as engine:
-        monkeypatch.setattr(engine, "_for_decoding", lambda policy, stale=engine._decoding: stale)
+        monkeypatch.setattr("postrl.rollout.engine._for_decoding", lambda *_, stale=engine._decoding: stale)
         if trains_adapter:
             digest = engine.publish(tiny_params(), tiny_adapter(1), version=1)
         else:
