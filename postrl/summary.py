@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from postrl.intervals import Estimate, paired_gain, success_rate
@@ -24,7 +24,9 @@ STAGE_TITLES = {"base": "base", "cold_start": "after cold start", "rl": "after R
 def finish(run: Run) -> Path:
     """Checks what can only be checked at the end, writes summary and report, prints the table; returns the directory."""
     check_end(run)
-    summary = summarize(run.run_dir, run.phases_s) | {"audit": run.audit.passed()}
+    # Of this process: its sandboxes are limited apart, and an interrupted run's earlier processes are not in it.
+    peak_memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    summary = summarize(run.run_dir, run.phases_s) | {"peak_memory_mb": peak_memory_mb, "audit": run.audit.passed()}
     path = run.run_dir / "summary.json"
     partial = path.with_name(".summary.json.partial")
     partial.write_text(json.dumps(summary, indent=1))
@@ -124,10 +126,6 @@ def table(summary: dict[str, Any]) -> Table:
     return result
 
 
-def print_table(summary: dict[str, Any]) -> None:
-    Console().print(table(summary))
-
-
 def _cell(rate: dict[str, Any]) -> str:
     low, high = rate["ci"]
     return f"{100 * rate['success']:.0f} %  [{100 * low:.0f}, {100 * high:.0f}]"
@@ -139,7 +137,8 @@ def _cost(summary: dict[str, Any]) -> str:
     return (
         f"RL over cold start: {gain['points']:+.1f} points [{gain['ci'][0]:.1f}, {gain['ci'][1]:.1f}]{unclear}\n"
         f"{minutes:.1f} min · {summary['num_policy_tokens']:,} policy tokens · {summary['num_tool_calls']:,} tool calls · "
-        f"{summary['sandbox_s']:,.0f} sandbox-seconds · {summary['num_faults']} faults"
+        f"{summary['sandbox_s']:,.0f} sandbox-seconds · {summary['num_faults']} faults · "
+        f"{summary['peak_memory_mb'] / 1000:.1f} GB memory"
     )
 
 

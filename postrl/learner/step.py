@@ -55,8 +55,9 @@ def policy_parts(trainable: Any, frozen: Params | None) -> tuple[Params, Adapter
 def score_row(config: StepConfig, params: Params, adapter: Adapter | None, row: Row) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities of the row's loss tokens and the entropies where they were drawn, float32 [N] each."""
     attend = packed(segment_mask(row.segment_T[None], row.parent_T[None]))
+    # remat: on a CPU it costs no time, since writing what it would keep takes as long, and saves most of a step's memory.
     h_BTD, _ = forward(
-        config.model, params, adapter, config.adapter_scale, row.token_T[None], row.position_T[None], attend
+        config.model, params, adapter, config.adapter_scale, row.token_T[None], row.position_T[None], attend, remat=True
     )
     with jax.named_scope("head"):
         logits_NV = logits(params, h_BTD[0, row.source_N]) / config.temperature

@@ -143,8 +143,12 @@ def forward(
     position_BT: jax.Array,
     attend: Attend,
     cache: Any = None,
+    *,
+    remat: bool = False,
 ) -> tuple[jax.Array, Any]:
     """Final normed activations h_BTD and the cache; `logits` turns the rows that are needed into logits.
+
+    `remat`: a gradient keeps only what enters each layer and computes the rest of it again (arXiv 1604.06174).
 
     Layers are scanned, or, where they come `unstacked`, run one after another: that is more to compile, and on CPU less to do,
     since a scan copies each layer's weights out of the stack.
@@ -172,7 +176,9 @@ def forward(
 
     indices, carry = jnp.arange(config.num_layers), (params.embed[token_BT], cache)
     if isinstance(params.layers, Layers):
-        carry, _ = jax.lax.scan(layer, carry, (indices, params.layers, adapter))
+        # A scan's body is a computation of its own, which XLA can't merge with the one that repeats it: no barriers needed.
+        body = jax.checkpoint(layer, prevent_cse=False) if remat else layer
+        carry, _ = jax.lax.scan(body, carry, (indices, params.layers, adapter))
     else:
         assert adapter is None or isinstance(adapter, tuple), "unstacked layers need an unstacked adapter"
         for i, weights in enumerate(params.layers):

@@ -57,6 +57,7 @@ def _facts(run: RunData) -> str:
         ("num_tool_calls", "tool calls"),
         ("sandbox_s", "sandbox seconds"),
         ("num_faults", "faults"),
+        ("peak_memory_mb", "MB of memory"),
     ):
         if key in summary:
             facts.append(f"{summary[key]:,.0f} {label.removesuffix('s') if summary[key] == 1 else label}")
