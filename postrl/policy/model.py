@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.ad_checkpoint import checkpoint_name
 
 from postrl.policy.spec import ArraySpec, normal, ones, zeros
 
@@ -148,7 +149,8 @@ def forward(
 ) -> tuple[jax.Array, Any]:
     """Final normed activations h_BTD and the cache; `logits` turns the rows that are needed into logits.
 
-    `remat`: a gradient keeps only what enters each layer and computes the rest of it again (arXiv 1604.06174).
+    `remat`: a gradient keeps the inputs of the layers and the outputs of their linear maps, and computes the rest again (arXiv
+    1604.06174).
 
     Layers are scanned, or, where they come `unstacked`, run one after another: that is more to compile, and on CPU less to do,
     since a scan copies each layer's weights out of the stack.
@@ -177,7 +179,8 @@ def forward(
     indices, carry = jnp.arange(config.num_layers), (params.embed[token_BT], cache)
     if isinstance(params.layers, Layers):
         # A scan's body is a computation of its own, which XLA can't merge with the one that repeats it: no barriers needed.
-        body = jax.checkpoint(layer, prevent_cse=False) if remat else layer
+        keep = jax.checkpoint_policies.save_only_these_names("linear")
+        body = jax.checkpoint(layer, prevent_cse=False, policy=keep) if remat else layer
         carry, _ = jax.lax.scan(body, carry, (indices, params.layers, adapter))
     else:
         assert adapter is None or isinstance(adapter, tuple), "unstacked layers need an unstacked adapter"
@@ -222,10 +225,10 @@ def _contract_last(x: jax.Array, weight_NK: jax.Array) -> jax.Array:
 
 def _linear(name: str, weights: Layers, pairs: Adapter | None, scale: float, x: jax.Array) -> jax.Array:
     y = _contract_last(x, getattr(weights, name))
-    if pairs is None:
-        return y
-    pair: LowRank = getattr(pairs, name)
-    return y + scale * low_rank_map(x.reshape(-1, x.shape[-1]), pair.a, pair.b).reshape(y.shape)
+    if pairs is not None:
+        pair: LowRank = getattr(pairs, name)
+        y = y + scale * low_rank_map(x.reshape(-1, x.shape[-1]), pair.a, pair.b).reshape(y.shape)
+    return checkpoint_name(y, "linear")
 
 
 @jax.custom_vjp
