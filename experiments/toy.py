@@ -142,12 +142,10 @@ def config() -> RunConfig:
         domains={"toy": DomainConfig(num_demonstrations=64, groups_per_step=8, num_heldout=48)},
         trainable=TrainableConfig(lora_rank=0),
         cold_start=ColdStartConfig(num_epochs=8, batch_size=16, learning_rate=4e-3),
-        rl=RlConfig(num_steps=24, group_size=8, learning_rate=1e-3),
+        rl=RlConfig(num_steps=24, group_size=8, learning_rate=2e-3),
         learner=LearnerConfig(row_shapes=(RowShape(256, 192),), max_rows=16),
         rollout=RolloutConfig(
-            engine=EngineConfig(
-                num_slots=16, max_context=128, prefill_buckets=(4,), row_buckets=(16,), context_buckets=(128,)
-            ),
+            engine=EngineConfig(max_requests=16, max_context=128, num_pages=256, max_step_tokens=64),
             max_new_tokens=28,
         ),
         checkpoint_every=10,

@@ -153,15 +153,8 @@ class Completion:
 class Sampler(Protocol):
     """The policy as an episode sees it: token ids in, token ids out."""
 
-    def sample(self, token_T: np.ndarray, *, seed: int, session: int) -> Completion:
-        """Blocks until the completion of `token_T` (int32 [T]) is there.
-
-        `seed` alone determines the randomness. Requests of one `session` (an episode) continue each other's context.
-        """
-        ...
-
-    def end(self, session: int) -> None:
-        """Says that the session sends no further request, so that its cache can be reused."""
+    def sample(self, token_T: np.ndarray, *, seed: int) -> Completion:
+        """Blocks until the completion of `token_T` (int32 [T]) is there. `seed` alone determines the randomness."""
         ...
 
 

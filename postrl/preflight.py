@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from postrl.contracts import Completion, Message, Scored, StopReason, Task
-from postrl.rollout.engine import PREFILL_BLOCK, tree_digest
+from postrl.rollout.engine import tree_digest
 from postrl.rollout.episode import ReferenceSampler
 from postrl.run_state import Run
 from postrl.scheduler.groups import Group
@@ -143,60 +143,46 @@ class SilentSampler:
             np.array([eos_id], np.int32), np.zeros(1, np.float32), np.full(1, -1, np.int32), StopReason.STOP
         )
 
-    def sample(self, token_T: np.ndarray, *, seed: int, session: int) -> Completion:
+    def sample(self, token_T: np.ndarray, *, seed: int) -> Completion:
         return self._completion
-
-    def end(self, session: int) -> None:
-        del session
 
 
 def check_engine(run: Run, task: Task) -> None:
-    """A request gives the same bits alone and among others, with its prompt computed and with it copied.
+    """A request gives the same bits alone and among others, with its prompt computed and with it found in the cache.
 
-    On this rests that a resumed run, whose remaining episodes meet other neighbours, samples the same tokens. Alone, the
-    prompt is computed in pieces that fit the smallest shapes. The others fill all slots with one block of prefill each, and
-    one of them its context, so that every step takes its largest shape.
+    On this rests that a resumed run, whose remaining episodes meet other neighbours, samples the same tokens. The others fill
+    the engine, and one of them its context, so that the prompt is computed in pieces and every step is as large as it gets.
     """
     prompt_T = run.parts.base.chat.opening((Message("system", task.system), Message("user", task.prompt)))
     engine = run.config.rollout.engine
-    piece = PREFILL_BLOCK * engine.prefill_buckets[0]
-    for end in range(piece + 1, len(prompt_T), piece):
-        _sample_among(run, prompt_T[:end], [], num_tokens=1)
     alone = _sample_among(run, prompt_T, [])
-    copied = _sample_among(run, prompt_T, [prompt_T])
+    cached = _sample_among(run, prompt_T, [prompt_T])
     run.publish(run.initial_trainable(), version=0)  # forgets all prompts
     longest_T = np.resize(prompt_T[::-1], engine.max_context - NUM_PROBED_TOKENS - 1)
-    short = [np.resize(np.roll(prompt_T, 1 + i), PREFILL_BLOCK + 1) for i in range(engine.num_slots - 2)]
+    short = [np.roll(prompt_T, 1 + i)[:9] for i in range(engine.max_requests - 2)]
     among = _sample_among(run, prompt_T, [longest_T, *short])
     same = all(
         np.array_equal(alone.token_T, other.token_T) and np.array_equal(alone.logprob_T, other.logprob_T)
-        for other in (copied, among)
+        for other in (cached, among)
     )
     run.audit.check(
         "sampling does not depend on neighbours",
         same,
-        "Alone, after a copy of its prompt, and among others a request gave the same tokens and "
+        "Alone, with its prompt in the cache, and among others a request gave the same tokens and "
         "log-probabilities, bit for bit."
         if same
-        else "A request's bits depend on what else is in the batch, so a resumed run would sample other tokens. Give "
-        "rollout.engine one prefill bucket, one row bucket and one context bucket.",
+        else "A request's bits depend on what else is in the batch, so a resumed run would sample other tokens.",
         alone=alone.logprob_T.tolist(),
-        copied=copied.logprob_T.tolist(),
+        cached=cached.logprob_T.tolist(),
         among=among.logprob_T.tolist(),
     )
 
 
-def _sample_among(
-    run: Run, prompt_T: np.ndarray, others: list[np.ndarray], num_tokens: int = NUM_PROBED_TOKENS
-) -> Completion:
+def _sample_among(run: Run, prompt_T: np.ndarray, others: list[np.ndarray]) -> Completion:
     """What `prompt_T` gives while the engine also works on `others`."""
-    # No more than there are slots: all sessions stay open until the last one is done.
-    prompts = [*others[: run.config.rollout.engine.num_slots - 1], prompt_T]
     futures = [
-        run.engine.submit(token_T, seed=1, session=-1 - i, temperature=1.0, max_new_tokens=num_tokens)
-        for i, token_T in enumerate(prompts)
+        run.engine.submit(token_T, seed=1, temperature=1.0, max_new_tokens=NUM_PROBED_TOKENS)
+        for token_T in [*others, prompt_T]
     ]
     *_, completion = [future.result() for future in futures]
-    for i in range(len(prompts)):
-        run.engine.end(-1 - i)
     return completion

@@ -157,7 +157,7 @@ class Run:
             verify=self.parts.verify,
             chat=self.parts.base.chat,
             journal=self.journal,
-            num_workers=rollout.engine.num_slots,
+            num_workers=rollout.engine.max_requests,
             max_context=rollout.engine.max_context,
             max_attempts=rollout.max_attempts,
             max_turns=rollout.max_turns,
@@ -200,7 +200,7 @@ class Run:
             "tokens_per_s": (now.num_sampled_tokens - before.num_sampled_tokens)
             / max(seconds.get("rollout", 0.0), 1e-9),
             "engine.rows": (now.num_sampled_tokens - before.num_sampled_tokens)
-            / max(1, now.num_decode_steps - before.num_decode_steps),
+            / max(1, now.num_steps - before.num_steps),
             "engine.busy_s": busy_s,
             "engine.prefix_hit": 1 - (now.num_prefilled_tokens - before.num_prefilled_tokens) / max(1, num_prompt),
         }

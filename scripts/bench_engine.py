@@ -7,8 +7,8 @@
 Both sides: weights from the same GGUF file, the same token ids (distinct random words, so no prompt shares a prefix
 with another), greedy, the end token disabled so that lengths are equal, the same CPUs. Theirs: `generate` with its
 defaults (SDPA attention, dynamic cache), the whole batch in one call, prefill timed up to the first call of a logits
-processor. Ours: the engine's defaults with a row bucket for every batch size; every prompt is a session, prefill is
-its first token, decode a second request that goes on from there. Figures: README, "Measured".
+processor. Ours: the engine's defaults; prefill is a request for the first token, decode a second one that goes on from
+there. Figures: README, "Measured".
 """
 
 from __future__ import annotations
@@ -47,30 +47,20 @@ class Ours:
     def __init__(self, base: Any, batches: tuple[int, ...]):
         from postrl.rollout.engine import Engine, EngineConfig
 
-        # A decode step takes the smallest bucket of rows that holds its requests, 8 at least.
-        rows = sorted({max(8, batch) for batch in batches})
-        config = EngineConfig(num_slots=rows[-1], row_buckets=tuple(rows))
+        config = EngineConfig(max_requests=max(batches), max_step_tokens=max(128, *batches))
         self.engine = Engine(base.model, base.params, None, 0.0, eos_id=-1, config=config)
-        self._next_session = 0
 
     def generate(self, prompts: list[np.ndarray], num_new: int) -> Generated:
-        sessions = range(self._next_session, self._next_session + len(prompts))
-        self._next_session += len(prompts)
         start = time.perf_counter()
-        first = self._batch(prompts, sessions, 1)
+        first = self._batch(prompts, 1)
         middle = time.perf_counter()
         continued = [np.concatenate([p, f]) for p, f in zip(prompts, first, strict=True)]
-        rest = self._batch(continued, sessions, num_new - 1)
+        rest = self._batch(continued, num_new - 1)
         end = time.perf_counter()
-        for session in sessions:
-            self.engine.end(session)
         return Generated(np.concatenate([np.stack(first), np.stack(rest)], axis=1), middle - start, end - middle)
 
-    def _batch(self, prompts: list[np.ndarray], sessions: range, num_new: int) -> list[np.ndarray]:
-        futures = [
-            self.engine.submit(prompt, seed=0, session=session, temperature=0.0, max_new_tokens=num_new)
-            for prompt, session in zip(prompts, sessions, strict=True)
-        ]
+    def _batch(self, prompts: list[np.ndarray], num_new: int) -> list[np.ndarray]:
+        futures = [self.engine.submit(prompt, seed=0, temperature=0.0, max_new_tokens=num_new) for prompt in prompts]
         return [future.result().token_T for future in futures]
 
 

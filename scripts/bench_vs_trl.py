@@ -82,12 +82,11 @@ class Ours:
         scale = LORA_ALPHA / LORA_RANK
         self._step = StepConfig(base.model, scale, 1.0, RlConfig().loss, optimizer)
         self._state = init_state(initialize(adapter_specs(base.model, LORA_RANK), jax.random.key(0)), optimizer)
-        # All samples decode together, in a bucket of as many rows.
-        config = EngineConfig(num_slots=options.num_samples, row_buckets=(max(8, options.num_samples),))
+        config = EngineConfig(max_requests=options.num_samples, max_step_tokens=max(128, options.num_samples))
         self.engine = Engine(base.model, base.params, None, scale, eos_id=-1, config=config)
         self.engine.publish(base.params, self._state.trainable, 0)
         self.num_trained = sum(leaf.size for leaf in jax.tree.leaves(self._state.trainable))
-        self._sessions = itertools.count()
+        self._seeds = itertools.count()
 
     def step(self, k: int, prompts: list[np.ndarray]) -> dict[str, float]:
         """Seconds of one step on the given prompts."""
@@ -95,9 +94,7 @@ class Ours:
 
         start = time.perf_counter()
         groups = [self._submit(prompt) for prompt in prompts]
-        completions = [[future.result() for _, future in group] for group in groups]
-        for session, _ in itertools.chain.from_iterable(groups):
-            self.engine.end(session)
+        completions = [[future.result() for future in group] for group in groups]
         middle = time.perf_counter()
         batch = self._batch(k, prompts, completions)
         self._state, metrics = train_step(self._step, self._state, self._frozen, batch)
@@ -107,12 +104,11 @@ class Ours:
         end = time.perf_counter()
         return {"rollouts": middle - start, "update": end - middle, "step": end - start}
 
-    def _submit(self, prompt_T: np.ndarray) -> list[tuple[int, Any]]:
-        sessions = [next(self._sessions) for _ in range(self._options.group_size)]
+    def _submit(self, prompt_T: np.ndarray) -> list[Any]:
         num_new = self._options.new_tokens
         return [
-            (s, self.engine.submit(prompt_T, seed=s, session=s, temperature=1.0, max_new_tokens=num_new))
-            for s in sessions
+            self.engine.submit(prompt_T, seed=next(self._seeds), temperature=1.0, max_new_tokens=num_new)
+            for _ in range(self._options.group_size)
         ]
 
     def _batch(self, k: int, prompts: list[np.ndarray], completions: list[list[Any]]) -> Any:

@@ -120,8 +120,12 @@ def test_the_run_directory():
         (lambda: RunConfig("a"), "domains is empty; name at least one"),
         (lambda: RunConfig("a", domains={"x": DomainConfig(groups_per_step=0)}), "no domain has groups_per_step > 0"),
         (
-            lambda: EngineConfig(num_slots=9, max_context=100, row_buckets=(8,), context_buckets=(50, 100)),
-            "largest buckets 8 x 100 must cover 9 slots x 100 tokens",
+            lambda: EngineConfig(max_context=100, num_pages=6),
+            r"num_pages 6 hold 96 tokens, fewer than one request may have \(max_context 100\)",
+        ),
+        (
+            lambda: EngineConfig(max_requests=9, max_step_tokens=8),
+            "max_step_tokens 8 must be at least max_requests 9",
         ),
     ],
 )

@@ -15,7 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 from tokenizers.pre_tokenizers import Digits, Sequence  # noqa: E402
 
 from postrl.contracts import Message  # noqa: E402
-from postrl.policy.attention import packed, segment_mask  # noqa: E402
+from postrl.policy.attention import packed  # noqa: E402
 from postrl.policy.base import smollm2_135m  # noqa: E402
 from postrl.policy.gguf_file import smollm2_path  # noqa: E402
 from postrl.policy.model import forward, logits  # noqa: E402
@@ -69,14 +69,14 @@ def chat_T(base):
 
 
 def test_logits_agree_at_every_position(base, reference, chat_T):
-    position_T = jnp.arange(NUM_CHAT_TOKENS)
-    one_segment_BT = jnp.ones((1, NUM_CHAT_TOKENS), jnp.int32)
+    position_T = jnp.arange(NUM_CHAT_TOKENS, dtype=jnp.int32)
+    one_segment_T = jnp.ones(NUM_CHAT_TOKENS, jnp.int32)
 
     @jax.jit
     def logits_of(params, token_T):
-        attend = packed(segment_mask(one_segment_BT, one_segment_BT - 2))
-        h_BTD, _ = forward(base.model, params, None, 0.0, token_T[None], position_T[None], attend)
-        return logits(params, h_BTD[0])
+        attend = packed(one_segment_T, one_segment_T - 2)
+        h_TD, _ = forward(base.model, params, None, 0.0, token_T, position_T, attend)
+        return logits(params, h_TD)
 
     ours_TV = np.asarray(logits_of(base.params, chat_T))
     with torch.inference_mode():
@@ -89,10 +89,10 @@ def test_logits_agree_at_every_position(base, reference, chat_T):
 
 def test_greedy_tokens_are_identical(base, reference):
     prompt_T = base.chat.opening((Message("user", "Tell me a long story about a lighthouse keeper and a storm."),))
-    config = EngineConfig(num_slots=8, max_context=192, row_buckets=(8,), context_buckets=(192,))
+    config = EngineConfig(max_requests=8, max_context=192, num_pages=32, max_step_tokens=64)
     # End tokens are disabled on both sides, so that there are 64 tokens to compare whatever the story.
     with Engine(base.model, base.params, None, 0.0, eos_id=-1, config=config) as engine:
-        future = engine.submit(prompt_T, seed=0, session=0, temperature=0.0, max_new_tokens=NUM_GREEDY_TOKENS)
+        future = engine.submit(prompt_T, seed=0, temperature=0.0, max_new_tokens=NUM_GREEDY_TOKENS)
         ours_T = future.result().token_T
     reference.model.generation_config.eos_token_id = None
     with torch.inference_mode():

@@ -19,8 +19,9 @@ from flax import struct
 
 from postrl.learner.batch import Row, TrainBatch
 from postrl.learner.losses import Loss
-from postrl.policy.attention import packed, segment_mask
-from postrl.policy.model import Adapter, ModelConfig, Params, forward, logits
+from postrl.policy import ops
+from postrl.policy.attention import packed
+from postrl.policy.model import Adapter, ModelConfig, Params, forward, inverse_temperature, logits
 
 
 @struct.dataclass
@@ -54,18 +55,23 @@ def policy_parts(trainable: Any, frozen: Params | None) -> tuple[Params, Adapter
 
 def score_row(config: StepConfig, params: Params, adapter: Adapter | None, row: Row) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities of the row's loss tokens and the entropies where they were drawn, float32 [N] each."""
-    attend = packed(segment_mask(row.segment_T[None], row.parent_T[None]))
-    # remat: with attention's probabilities and the like kept, a step takes three times the memory, and on a CPU, which waits
-    # for memory, more time (1.2 to 1.5 times, SmolLM2-135M, rows of 384 and 640 tokens).
-    h_BTD, _ = forward(
-        config.model, params, adapter, config.adapter_scale, row.token_T[None], row.position_T[None], attend, remat=True
+    h_TD, _ = forward(
+        config.model,
+        params,
+        adapter,
+        config.adapter_scale,
+        row.token_T,
+        row.position_T,
+        packed(row.segment_T, row.parent_T),
+        differentiable=True,
     )
     with jax.named_scope("head"):
-        logits_NV = logits(params, h_BTD[0, row.source_N]) / config.temperature
-        logz_N = jax.nn.logsumexp(logits_NV, axis=-1)
-        logprob_N = jnp.take_along_axis(logits_NV, row.target_N[:, None], axis=-1)[:, 0] - logz_N
-        p_NV = jnp.exp(jax.lax.stop_gradient(logits_NV - logz_N[:, None]))
-        entropy_N = jax.lax.stop_gradient(logz_N - jnp.sum(p_NV * logits_NV, axis=-1))
+        logits_NV = logits(params, h_TD[row.source_N])
+        inverse_N = jnp.full(row.target_N.shape, inverse_temperature(config.temperature))
+        logprob_N, logz_N = ops.log_probability(logits_NV, inverse_N, row.target_N)
+        scaled_NV = jax.lax.stop_gradient(logits_NV * inverse_N[:, None])
+        p_NV = jnp.exp(scaled_NV - logz_N[:, None])
+        entropy_N = jax.lax.stop_gradient(logz_N - jnp.sum(p_NV * scaled_NV, axis=-1))
     return logprob_N, entropy_N
 
 

@@ -3,9 +3,10 @@
 Parameters are `flax.struct` dataclasses that hold arrays only; layers are stacked on the first dim and run by
 `lax.scan`. What differs between training and sampling is how queries meet keys, so attention is a value: `attend`.
 
-Shapes: B rows, T tokens, S kv tokens, D model, H query heads, G kv heads, M = H/G, K head dim, F ffw, V vocab, L layers,
-R rank. Weights are stored [N, K]: the contraction runs over the last axis of both operands, which XLA:CPU's matmul
-treats alike for any number of rows; so a token's activations do not depend on what else is in the batch.
+Tokens come flat, [T], with no batch dim: which of them belong together is attention's affair.
+
+Shapes: T tokens, D model, H query heads, G kv heads, M = H/G, K head dim, F ffw, V vocab, L layers, R rank. Weights are
+stored [N, K]: both operands of a linear map are read along their rows.
 
 Architecture: Llama (arXiv 2302.13971): RMSNorm (1910.07467), rotary positions (2104.09864, half-split pairs), SwiGLU
 (2002.05202), grouped-query attention (2305.13245). Low-rank adapters: LoRA (2106.09685).
@@ -15,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 
+from postrl.policy import ops
 from postrl.policy.spec import ArraySpec, normal, ones, zeros
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Layers:
 @struct.dataclass
 class Params:
     embed: Any  # [V, D]; the head is tied to it
-    layers: Any  # Layers, or a tuple of them, one a layer, without L
+    layers: Layers
     final_norm: Any  # [D]
 
 
@@ -131,125 +132,100 @@ def adapter_specs(config: ModelConfig, rank: int) -> Adapter:
     return Adapter(**pairs)
 
 
-Attend = Callable[[jax.Array, Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""(layer index, cache, q_BTGMK, k_BTGK, v_BTGK) -> (o_BTGMK, cache). The cache is None where nothing is cached."""
+Attend = Callable[..., tuple[jax.Array, Any]]
+"""(layer, cache, q_TGMK, k_TGK, v_TGK, cosine_TK, sine_TK) -> (o_TGMK, cache). Queries and keys come unrotated; the cache is
+None where nothing is cached."""
 
 
 def forward(
     config: ModelConfig,
     params: Params,
-    adapter: Adapter | tuple[Adapter, ...] | None,
+    adapter: Adapter | None,
     adapter_scale: float,
-    token_BT: jax.Array,
-    position_BT: jax.Array,
+    token_T: jax.Array,
+    position_T: jax.Array,
     attend: Attend,
     cache: Any = None,
     *,
-    remat: bool = False,
+    count: jax.Array | None = None,
+    differentiable: bool = False,
 ) -> tuple[jax.Array, Any]:
-    """Final normed activations h_BTD and the cache; `logits` turns the rows that are needed into logits.
+    """Final normed activations h_TD and the cache; `logits` turns the rows that are needed into logits.
 
-    `remat`: a gradient keeps the inputs of the layers and the outputs of their linear maps, and computes the rest again (arXiv
-    1604.06174).
+    `count`: how many of the T tokens are real, the first ones; all of them by default.
 
-    Layers are scanned, or, where they come `unstacked`, run one after another: that is more to compile, and on CPU less to do,
-    since a scan copies each layer's weights out of the stack.
+    `differentiable`: each layer's weights are cut out of their stack, so that a gradient is no larger than a layer; it keeps
+    the inputs of the layers and the outputs of their linear maps, and computes the rest again (arXiv 1604.06174): with
+    attention's probabilities and the like kept, a step takes three times the memory, and on a CPU, which waits for memory,
+    more time (1.2 to 1.5 times, SmolLM2-135M, rows of 384 and 640 tokens). Otherwise the layers are read where they lie.
     """
+    num_real = jnp.int32(len(token_T)) if count is None else count
+    cosine_TK, sine_TK = ops.rope_angles(position_T, theta=config.rope_theta, head_dim=config.head_dim)
 
-    def layer(carry: tuple[jax.Array, Any], xs: Any) -> tuple[tuple[jax.Array, Any], None]:
-        (x_BTD, cache), (index, weights, pairs) = carry, xs
+    def block(x_TD: jax.Array, cache: Any, index: jax.Array, at: _Layer) -> tuple[jax.Array, Any]:
         with jax.named_scope("attention"):
-            y_BTD = rms_norm(x_BTD, weights.attn_norm, config.norm_eps)
-            q_BTHK = _heads(_linear("wq", weights, pairs, adapter_scale, y_BTD), config.head_dim)
-            k_BTGK = _heads(_linear("wk", weights, pairs, adapter_scale, y_BTD), config.head_dim)
-            v_BTGK = _heads(_linear("wv", weights, pairs, adapter_scale, y_BTD), config.head_dim)
-            q_BTHK = rotate(q_BTHK, position_BT, config.rope_theta)
-            k_BTGK = rotate(k_BTGK, position_BT, config.rope_theta)
-            q_BTGMK = q_BTHK.reshape(*k_BTGK.shape[:3], -1, config.head_dim)
-            o_BTGMK, cache = attend(index, cache, q_BTGMK, k_BTGK, v_BTGK)
-            o_BTD = o_BTGMK.reshape(*x_BTD.shape[:2], -1)
-            x_BTD = x_BTD + _linear("wo", weights, pairs, adapter_scale, o_BTD)
+            y_TD = at.norm("attn_norm", x_TD, config.norm_eps)
+            q_TGMK = at.linear("wq", y_TD).reshape(len(x_TD), config.num_kv_heads, -1, config.head_dim)
+            k_TGK = at.linear("wk", y_TD).reshape(len(x_TD), config.num_kv_heads, config.head_dim)
+            v_TGK = at.linear("wv", y_TD).reshape(len(x_TD), config.num_kv_heads, config.head_dim)
+            o_TGMK, cache = attend(index, cache, q_TGMK, k_TGK, v_TGK, cosine_TK, sine_TK)
+            x_TD = x_TD + at.linear("wo", o_TGMK.reshape(len(x_TD), -1))
         with jax.named_scope("ffw"):
-            y_BTD = rms_norm(x_BTD, weights.ffw_norm, config.norm_eps)
-            gate_BTF = _linear("w_gate", weights, pairs, adapter_scale, y_BTD)
-            up_BTF = _linear("w_up", weights, pairs, adapter_scale, y_BTD)
-            x_BTD = x_BTD + _linear("w_down", weights, pairs, adapter_scale, jax.nn.silu(gate_BTF) * up_BTF)
-        return (x_BTD, cache), None
+            y_TD = at.norm("ffw_norm", x_TD, config.norm_eps)
+            h_TF = ops.swiglu(at.linear("w_gate", y_TD), at.linear("w_up", y_TD), num_real)
+            x_TD = x_TD + at.linear("w_down", h_TF)
+        return x_TD, cache
 
-    indices, carry = jnp.arange(config.num_layers), (params.embed[token_BT], cache)
-    if isinstance(params.layers, Layers):
+    def sliced(carry: tuple[jax.Array, Any], xs: Any) -> tuple[tuple[jax.Array, Any], None]:
+        index, *stacks = xs
+        weights, pairs = jax.tree.map(lambda x: x[None], stacks)
+        return block(*carry, index, _Layer(weights, pairs, adapter_scale, jnp.int32(0), num_real)), None
+
+    def in_place(carry: tuple[jax.Array, Any], index: jax.Array) -> tuple[tuple[jax.Array, Any], None]:
+        return block(*carry, index, _Layer(params.layers, adapter, adapter_scale, index, num_real)), None
+
+    indices, carry = jnp.arange(config.num_layers, dtype=jnp.int32), (params.embed[token_T], cache)
+    if differentiable:
         # A scan's body is a computation of its own, which XLA can't merge with the one that repeats it: no barriers needed.
         keep = jax.checkpoint_policies.save_only_these_names("linear")
-        body = jax.checkpoint(layer, prevent_cse=False, policy=keep) if remat else layer
+        body = jax.checkpoint(sliced, prevent_cse=False, policy=keep)
         carry, _ = jax.lax.scan(body, carry, (indices, params.layers, adapter))
     else:
-        assert adapter is None or isinstance(adapter, tuple), "unstacked layers need an unstacked adapter"
-        for i, weights in enumerate(params.layers):
-            carry, _ = layer(carry, (indices[i], weights, adapter[i] if adapter is not None else None))
-    x_BTD, cache = carry
-    return rms_norm(x_BTD, params.final_norm, config.norm_eps), cache
+        carry, _ = jax.lax.scan(in_place, carry, indices)
+    x_TD, cache = carry
+    return ops.rms_norm(x_TD, params.final_norm[None], jnp.int32(0), num_real, eps=config.norm_eps), cache
 
 
-def unstacked(layers: T) -> tuple[T, ...]:
-    """The layers of a stack (weights or adapter), each with arrays of its own."""
-    num_layers = jax.tree.leaves(layers)[0].shape[0]
-    return tuple(jax.tree.map(lambda x, i=i: jnp.copy(x[i]), layers) for i in range(num_layers))
+@dataclass(frozen=True)
+class _Layer:
+    """One layer's weights and adapter pairs: element `index` of stacks."""
+
+    weights: Layers
+    pairs: Adapter | None
+    scale: float
+    index: jax.Array
+    count: jax.Array
+
+    def norm(self, name: str, x_TD: jax.Array, eps: float) -> jax.Array:
+        return ops.rms_norm(x_TD, getattr(self.weights, name), self.index, self.count, eps=eps)
+
+    def linear(self, name: str, x_TK: jax.Array) -> jax.Array:
+        y_TN = ops.linear(x_TK, getattr(self.weights, name), self.index, self.count)
+        if self.pairs is not None:
+            pair: LowRank = getattr(self.pairs, name)
+            y_TN = ops.add_low_rank(y_TN, x_TK, pair.a, pair.b, self.index, self.count, scale=self.scale)
+        return checkpoint_name(y_TN, "linear")
 
 
-def logits(params: Params, h_ND: jax.Array) -> jax.Array:
-    """logits_NV of the given rows of activations."""
-    return _contract_last(h_ND, params.embed)
+def logits(params: Params, h_ND: jax.Array, count: jax.Array | None = None) -> jax.Array:
+    """logits_NV of the given rows of activations, of which the first `count` are real."""
+    count = jnp.int32(len(h_ND)) if count is None else count
+    return ops.linear(h_ND, params.embed[None], jnp.int32(0), count)
 
 
-def rms_norm(x_BTD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
-    return x_BTD * jax.lax.rsqrt(jnp.mean(x_BTD * x_BTD, axis=-1, keepdims=True) + eps) * weight_D
+def inverse_temperature(temperature: float) -> np.float32:
+    """What logits are multiplied by; 1 for greedy decoding (temperature 0).
 
-
-def rotate(x_BTHK: jax.Array, position_BT: jax.Array, theta: float) -> jax.Array:
-    """Rotary positions; dim i is paired with dim i + K/2."""
-    half = x_BTHK.shape[-1] // 2
-    frequency_K = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle_BT1K = position_BT[:, :, None, None].astype(jnp.float32) * frequency_K
-    cos, sin = jnp.cos(angle_BT1K), jnp.sin(angle_BT1K)
-    first, second = x_BTHK[..., :half], x_BTHK[..., half:]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
-
-def _heads(x_BTN: jax.Array, head_dim: int) -> jax.Array:
-    return x_BTN.reshape(*x_BTN.shape[:2], -1, head_dim)
-
-
-def _contract_last(x: jax.Array, weight_NK: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(x, weight_NK, (((x.ndim - 1,), (1,)), ((), ())))
-
-
-def _linear(name: str, weights: Layers, pairs: Adapter | None, scale: float, x: jax.Array) -> jax.Array:
-    y = _contract_last(x, getattr(weights, name))
-    if pairs is not None:
-        pair: LowRank = getattr(pairs, name)
-        y = y + scale * low_rank_map(x.reshape(-1, x.shape[-1]), pair.a, pair.b).reshape(y.shape)
-    return checkpoint_name(y, "linear")
-
-
-@jax.custom_vjp
-def low_rank_map(x_TK: jax.Array, a_RK: jax.Array, b_NR: jax.Array) -> jax.Array:
-    """`(x @ a.T) @ b.T`, float32 [T, N].
-
-    The derivative is written out for one reason: automatic differentiation forms b's gradient as [N, T] x [T, R], for which
-    XLA:CPU first transposes the whole [T, N] cotangent (measured: 20 % of a training step).
+    A division by a constant XLA turns into a multiplication, one by an array it doesn't: their bits differ.
     """
-    return _contract_last(_contract_last(x_TK, a_RK), b_NR)
-
-
-def _low_rank_forward(x_TK: jax.Array, a_RK: jax.Array, b_NR: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    z_TR = _contract_last(x_TK, a_RK)
-    return _contract_last(z_TR, b_NR), (x_TK, z_TR, a_RK, b_NR)
-
-
-def _low_rank_backward(saved: tuple[jax.Array, ...], dy_TN: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x_TK, z_TR, a_RK, b_NR = saved
-    dz_TR = dy_TN @ b_NR
-    return dz_TR @ a_RK, dz_TR.T @ x_TK, (z_TR.T @ dy_TN).T
-
-
-low_rank_map.defvjp(_low_rank_forward, _low_rank_backward)
+    return np.float32(1.0 if temperature == 0 else 1.0 / temperature)

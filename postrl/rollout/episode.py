@@ -22,7 +22,6 @@ def run_episode(
     chat: ChatFormat,
     *,
     seed: int,
-    session: int,
     max_context: int,
     max_turns: int,
 ) -> Trajectory:
@@ -40,7 +39,7 @@ def run_episode(
         turns: list[Turn] = []
         terminated = truncated = False
         while True:
-            completion = sampler.sample(context_T, seed=(seed + len(turns)) % 2**31, session=session)
+            completion = sampler.sample(context_T, seed=(seed + len(turns)) % 2**31)
             reply = chat.decode(completion.token_T)
             cut = completion.stop is StopReason.LENGTH
             observation, _, terminated, truncated, info = env.step("" if cut else reply)
@@ -66,7 +65,6 @@ def run_episode(
             sandbox_s=env.unwrapped.sandbox_s,
         )
     finally:
-        sampler.end(session)
         env.close()
 
 
@@ -78,14 +76,11 @@ class ReferenceSampler:
     reference: tuple[str, ...]
     _next: int = field(default=0, init=False)
 
-    def sample(self, token_T: np.ndarray, *, seed: int, session: int) -> Completion:
-        del token_T, seed, session
+    def sample(self, token_T: np.ndarray, *, seed: int) -> Completion:
+        del token_T, seed
         reply_T = self.chat.encode_reply(self.reference[self._next])
         self._next += 1
         # Nothing was sampled: version -1, and a log-probability that no ratio may be formed with.
         return Completion(
             reply_T, np.full(len(reply_T), np.nan, np.float32), np.full(len(reply_T), -1, np.int32), StopReason.STOP
         )
-
-    def end(self, session: int) -> None:
-        del session

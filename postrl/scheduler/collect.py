@@ -6,7 +6,6 @@ journal already holds is not played again, so that a killed run resumes where it
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ from postrl.policy.chat import ChatFormat
 from postrl.rollout.episode import run_episode
 from postrl.scheduler.groups import Episode, EpisodeKey, Group, RecordedEpisode
 from postrl.scheduler.journal import Journal, JournalMismatch
-
-_sessions = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,6 @@ class Collector:
                     sampler_for(task),  # a sampler may remember where it is: each attempt gets a fresh one
                     self.chat,
                     seed=episode.seed,
-                    session=next(_sessions),
                     max_context=self.max_context,
                     max_turns=self.max_turns,
                 )

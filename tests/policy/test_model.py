@@ -1,27 +1,31 @@
 """The forward against a float64 reference that loops over tokens and heads, and the adapter against merged weights."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from postrl.policy.attention import packed, segment_mask
-from postrl.policy.model import LINEAR_MAPS, Adapter, ModelConfig, forward, logits, rms_norm, rotate, unstacked
+from postrl.policy import ops
+from postrl.policy.attention import packed
+from postrl.policy.model import LINEAR_MAPS, Adapter, ModelConfig, forward, logits
 from tests.policy.tiny import ADAPTER_SCALE, MODEL, reference_logits, rotated, row_norm, tiny_adapter, tiny_params
 
 TOKENS = np.random.default_rng(1).integers(0, MODEL.vocab_size, 11)
 
 
-@jax.jit
-def plain_logits(params, adapter, token_T):
-    segment_1T = jnp.ones_like(token_T)[None]
-    attend = packed(segment_mask(segment_1T, -segment_1T))
-    position_1T = jnp.arange(token_T.shape[0])[None]
-    h_1TD, cache = forward(MODEL, params, adapter, ADAPTER_SCALE, token_T[None], position_1T, attend)
+@functools.partial(jax.jit, static_argnames="differentiable")
+def plain_logits(params, adapter, token_T, *, differentiable=False):
+    segment_T = jnp.ones(len(token_T), jnp.int32)
+    position_T = jnp.arange(len(token_T), dtype=jnp.int32)
+    attend = packed(segment_T, -segment_T)
+    h_TD, cache = forward(
+        MODEL, params, adapter, ADAPTER_SCALE, token_T, position_T, attend, differentiable=differentiable
+    )
     assert cache is None
-    return logits(params, h_1TD[0])
+    return logits(params, h_TD)
 
 
 def test_forward_equals_the_float64_reference():
@@ -37,19 +41,36 @@ def test_adapted_forward_equals_the_float64_reference():
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_unstacked_layers_are_the_same_function(adapted):
+def test_layers_cut_out_of_their_stack_are_the_same_function(adapted):
     params, adapter = tiny_params(), tiny_adapter() if adapted else None
-    apart = params.replace(layers=unstacked(params.layers))
-    pairs = unstacked(adapter) if adapted else None
     wanted = plain_logits(params, adapter, TOKENS)
-    np.testing.assert_allclose(plain_logits(apart, pairs, TOKENS), wanted, atol=1e-5, rtol=0)
+    got = plain_logits(params, adapter, TOKENS, differentiable=True)
+    np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=0)
 
 
-def test_adapter_and_its_gradient_equal_merged_weights():
+def test_tokens_beyond_the_count_are_left_out():
+    """Only the first 7 of 11 tokens are real: their activations are those of the seven alone."""
+    segment_T = jnp.array([1] * 7 + [0] * 4, jnp.int32)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def activations(num, count):
+        attend = packed(segment_T[:num], -segment_T[:num] - 1)
+        position_T = jnp.arange(num, dtype=jnp.int32)
+        return forward(
+            MODEL, tiny_params(), tiny_adapter(), ADAPTER_SCALE, TOKENS[:num], position_T, attend, count=count
+        )[0]
+
+    got = activations(11, jnp.int32(7))
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got[:7], activations(7, jnp.int32(7)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_adapter_and_its_gradient_equal_merged_weights(differentiable):
     """Merging `w + scale * b @ a` first is the same function of the adapter; autodiff through it is the oracle."""
 
     def adapted(adapter):
-        return plain_logits(tiny_params(), adapter, TOKENS)
+        return plain_logits(tiny_params(), adapter, TOKENS, differentiable=differentiable)
 
     def merged(adapter):
         layers = tiny_params().layers
@@ -91,27 +112,31 @@ def test_every_map_and_norm_takes_part():
 
 
 def test_rms_norm_by_hand():
-    x = jnp.array([[[3.0, 4.0]]])
-    got = rms_norm(x, jnp.array([1.0, 2.0]), 1e-5)
+    x = jnp.array([[3.0, 4.0]])
+    got = ops.rms_norm(x, jnp.array([[1.0, 2.0]]), jnp.int32(0), jnp.int32(1), eps=1e-5)
     root = np.sqrt((9 + 16) / 2 + 1e-5)
-    np.testing.assert_allclose(got[0, 0], [3 / root, 8 / root], rtol=1e-6)
-    np.testing.assert_allclose(got[0, 0], row_norm(np.array([3.0, 4.0]), np.array([1.0, 2.0]), 1e-5), rtol=1e-6)
+    np.testing.assert_allclose(got[0], [3 / root, 8 / root], rtol=1e-6)
+    np.testing.assert_allclose(got[0], row_norm(np.array([3.0, 4.0]), np.array([1.0, 2.0]), 1e-5), rtol=1e-6)
+
+
+def rotate(x_TK, position_T):
+    cosine_TK, sine_TK = ops.rope_angles(jnp.array(position_T, jnp.int32), theta=100.0, head_dim=x_TK.shape[-1])
+    return ops.rotate(x_TK, cosine_TK, sine_TK)
 
 
 def test_rotate_by_hand():
     """Pair (0, 2) turns by position, pair (1, 3) by position / sqrt(theta)."""
-    x = jnp.array([1.0, 0.0, 0.0, 1.0])[None, None, None]
-    got = rotate(x, jnp.array([[3]]), theta=100.0)[0, 0, 0]
+    got = rotate(jnp.array([[1.0, 0.0, 0.0, 1.0]]), [3])[0]
     np.testing.assert_allclose(got, [np.cos(3), -np.sin(0.3), np.sin(3), np.cos(0.3)], atol=1e-6)
     np.testing.assert_allclose(got, rotated(np.array([1.0, 0, 0, 1]), 3, 100.0), atol=1e-6)
 
 
 def test_rotated_products_depend_on_distance_only():
     rng = np.random.default_rng(0)
-    q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))
+    q, k = (jnp.asarray(rng.normal(size=(1, 8)), jnp.float32) for _ in range(2))
 
     def product(i, j):
-        return jnp.sum(rotate(q, jnp.array([[i]]), 100.0) * rotate(k, jnp.array([[j]]), 100.0))
+        return jnp.sum(rotate(q, [i]) * rotate(k, [j]))
 
     np.testing.assert_allclose(product(9, 4), product(25, 20), atol=1e-5)
     assert abs(product(9, 4) - product(9, 5)) > 1e-2

@@ -45,10 +45,10 @@ def test_tokenizer_and_template(base):
 
 
 def test_it_knows_a_capital(base):
-    config = EngineConfig(num_slots=8, max_context=64, row_buckets=(8,), context_buckets=(64,))
+    config = EngineConfig(max_requests=8, max_context=64, num_pages=32, max_step_tokens=64)
     prompt_T = base.chat.opening((Message("system", "Be brief."), Message("user", "What is the capital of France?")))
     with Engine(base.model, base.params, None, 0.0, base.chat.eos_id, config) as engine, ThreadPoolExecutor(1) as pool:
         sampler = PolicySampler(engine, temperature=0.0, max_new_tokens=16)
-        completion = pool.submit(sampler.sample, prompt_T, seed=0, session=1).result(timeout=120)
+        completion = pool.submit(sampler.sample, prompt_T, seed=0).result(timeout=120)
     assert "Paris" in base.chat.decode(completion.token_T)
     assert completion.stop in (StopReason.STOP, StopReason.LENGTH)

@@ -90,29 +90,28 @@ def test_every_dim_needs_a_name():
 SHARDED_FORWARD = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from postrl.policy.attention import packed, segment_mask
+from postrl.policy.attention import packed
 from postrl.policy.model import adapter_specs, forward, logits, param_specs
 from postrl.policy.spec import MESH_AXES, shardings
 from tests.policy.tiny import ADAPTER_SCALE, MODEL, RANK, tiny_adapter, tiny_params
 
 assert jax.device_count() == 8
-token = jnp.asarray(np.random.default_rng(0).integers(0, 64, (4, 16)), jnp.int32)
+token_T = jnp.asarray(np.random.default_rng(0).integers(0, 64, 64), jnp.int32)
 
-def run(params, adapter, token):
-    segment = jnp.ones_like(token)
-    position = jnp.broadcast_to(jnp.arange(token.shape[1]), token.shape)
-    h, _ = forward(MODEL, params, adapter, ADAPTER_SCALE, token, position, packed(segment_mask(segment, -segment)))
-    return logits(params, h)
+def run(params, adapter, token_T):
+    segment_T, position_T = 1 + jnp.arange(64) // 16, jnp.arange(64) % 16
+    h_TD, _ = forward(MODEL, params, adapter, ADAPTER_SCALE, token_T, position_T, packed(segment_T, -segment_T))
+    return logits(params, h_TD)
 
-single = np.asarray(jax.jit(run)(tiny_params(), tiny_adapter(), token))
+single = np.asarray(jax.jit(run)(tiny_params(), tiny_adapter(), token_T))
 for shape in ((2, 2, 2), (1, 4, 2)):
     mesh = Mesh(np.array(jax.devices()).reshape(shape), MESH_AXES)
     params = jax.device_put(tiny_params(), shardings(param_specs(MODEL), mesh))
     adapter = jax.device_put(tiny_adapter(), shardings(adapter_specs(MODEL, RANK), mesh))
-    rows = jax.device_put(token, NamedSharding(mesh, PartitionSpec("data")))
+    tokens = jax.device_put(token_T, NamedSharding(mesh, PartitionSpec("data")))
     assert params.layers.wq.addressable_shards[0].data.shape == (2, 32 // shape[2], 32 // shape[1])
     assert len({shard.device for shard in params.embed.addressable_shards}) == 8
-    np.testing.assert_allclose(np.asarray(jax.jit(run)(params, adapter, rows)), single, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(np.asarray(jax.jit(run)(params, adapter, tokens)), single, atol=1e-5, rtol=0)
 print("equal")
 """
 

@@ -44,25 +44,21 @@ class ScriptedEnv:
 
 @dataclass
 class ScriptedSampler:
-    """Replies from a list of (text, stop reason); keeps every context, seed and session it was asked with."""
+    """Replies from a list of (text, stop reason); keeps every context and seed it was asked with."""
 
     replies: list
     asked: list = field(default_factory=list)
-    ended: list = field(default_factory=list)
 
-    def sample(self, token_T, *, seed, session):
-        self.asked.append(SimpleNamespace(token_T=np.array(token_T), seed=seed, session=session))
+    def sample(self, token_T, *, seed):
+        self.asked.append(SimpleNamespace(token_T=np.array(token_T), seed=seed))
         text, stop = self.replies[len(self.asked) - 1]
         token_T = CHAT.encode_reply(text) if stop is StopReason.STOP else CHAT.encode_reply(text)[:-1]
         num = len(token_T)
         return Completion(token_T, -np.arange(1, num + 1, dtype=np.float32), np.full(num, 3, np.int32), stop)
 
-    def end(self, session):
-        self.ended.append(session)
-
 
 def play(env, sampler, max_context=10_000, max_turns=10):
-    return run_episode(TASK, env, sampler, CHAT, seed=100, session=7, max_context=max_context, max_turns=max_turns)
+    return run_episode(TASK, env, sampler, CHAT, seed=100, max_context=max_context, max_turns=max_turns)
 
 
 def test_the_turns_concatenate_to_what_the_sampler_saw():
@@ -75,7 +71,7 @@ def test_the_turns_concatenate_to_what_the_sampler_saw():
         seen = np.concatenate([seen, turn.prompt_T])
         np.testing.assert_array_equal(asked.token_T, seen)
         seen = np.concatenate([seen, turn.completion.token_T])
-        assert (asked.seed, asked.session) == (100 + k, 7)
+        assert asked.seed == 100 + k
     opening = CHAT.opening((Message("system", TASK.system), Message("user", "The task.")))
     np.testing.assert_array_equal(trajectory.turns[0].prompt_T, opening)
     np.testing.assert_array_equal(trajectory.turns[1].prompt_T, CHAT.continuation(True, "two files"))
@@ -86,7 +82,7 @@ def test_the_turns_concatenate_to_what_the_sampler_saw():
     assert trajectory.artifacts == {"seen": b"3"}
     assert (trajectory.commands, trajectory.sandbox_s) == (("command",), 1.5)
     assert (trajectory.task, trajectory.episode_seed) == (TASK, 100)
-    assert (sampler.ended, env.closed, env.finished) == ([7], 1, 0)
+    assert (env.closed, env.finished) == (1, 0)
 
 
 @pytest.mark.parametrize("stop", [StopReason.STOP, StopReason.LENGTH])
@@ -136,7 +132,7 @@ def test_a_context_that_would_overflow_is_truncated():
         assert len(trajectory.turns) == len(sampler.asked) == num_turns
         assert (trajectory.terminated, trajectory.truncated) == (num_turns == 2, num_turns == 1)
         assert trajectory.artifacts == ({"finished": b"yes"} if num_turns == 1 else {"seen": b"2"})
-        assert (env.finished, env.closed, sampler.ended) == (int(num_turns == 1), 1, [7])
+        assert (env.finished, env.closed) == (int(num_turns == 1), 1)
 
 
 @pytest.mark.parametrize("max_turns", [1, 2])
@@ -148,11 +144,11 @@ def test_a_run_may_allow_fewer_turns_than_the_task(max_turns):
     assert len(trajectory.turns) == len(sampler.asked) == max_turns
     assert (trajectory.terminated, trajectory.truncated) == (max_turns == 2, max_turns == 1)
     assert trajectory.artifacts == ({"finished": b"yes"} if max_turns == 1 else {"seen": b"2"})
-    assert (env.finished, env.closed, sampler.ended) == (int(max_turns == 1), 1, [7])
+    assert (env.finished, env.closed) == (int(max_turns == 1), 1)
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "sample"])
-def test_a_fault_closes_everything_and_passes_through(where):
+def test_a_fault_closes_the_environment_and_passes_through(where):
     env = ScriptedEnv([("", True, False)])
     sampler = ScriptedSampler([("ls", StopReason.STOP)])
 
@@ -162,7 +158,7 @@ def test_a_fault_closes_everything_and_passes_through(where):
     setattr(sampler if where == "sample" else env, where, fail)
     with pytest.raises(InfraError, match="sandbox died"):
         play(env, sampler)
-    assert (env.closed, sampler.ended) == (1, [7])
+    assert env.closed == 1
 
 
 def test_references_are_replayed_as_the_policy_would_have_sampled_them():

@@ -34,7 +34,7 @@ from postrl.preflight import (
     one_task_of_each_kind,
     preflight,
 )  # fmt: skip
-from postrl.rollout.engine import Engine, EngineConfig, tree_digest
+from postrl.rollout.engine import Engine, tree_digest
 from postrl.run import draw, learner_data
 from postrl.step_audit import audit_step
 from postrl.summary import check_end
@@ -160,50 +160,22 @@ def test_an_observation_that_could_end_a_turn(run):
           lambda: check_tokenizer(run, one_task_of_each_kind(run)))  # fmt: skip
 
 
-def test_sampling_that_depends_on_neighbours(run):
-    decode = run.engine._decode
+@pytest.mark.parametrize("cause", ["neighbours", "cache"])
+def test_sampling_that_depends_on_company_or_cache(run, cause):
+    """Bits that move with the number of requests in a step, or where a prompt's beginning was found in the cache."""
+    compute = run.engine._compute
 
-    def depends(num_tokens, params, adapter, cache, slot_B, *rest):
-        token_B, logprob_B, cache = decode(num_tokens, params, adapter, cache, slot_B, *rest)
-        num_running = int(np.sum(np.asarray(slot_B) != run.config.rollout.engine.num_slots))
-        return token_B, logprob_B + 1e-6 * num_running, cache
+    def depends(params, adapter, cache, batch):
+        token_R, logprob_R, cache = compute(params, adapter, cache, batch)
+        sequence_T, position_T = batch.sequence_T[: batch.num_tokens], batch.position_T[: batch.num_tokens]
+        first_T = np.flatnonzero(np.diff(sequence_T, prepend=-1))
+        lengths = np.diff(first_T, append=len(sequence_T))
+        num = len(lengths) if cause == "neighbours" else np.sum((lengths > 1) & (position_T[first_T] > 0))
+        return token_R, logprob_R + np.float32(1e-6) * num, cache
 
-    run.engine._decode = depends
+    run.engine._compute = depends
     stops(run, "sampling does not depend on neighbours", "a resumed run would sample other tokens",
           lambda: check_engine(run, one_task_of_each_kind(run)[0]))  # fmt: skip
-
-
-@pytest.mark.parametrize("largest", ["prefill", "rows", "context", None])
-def test_sampling_that_depends_on_shapes(run, largest):
-    """Bits that change from the first step of the largest shape of one kind on: the probe meets it among others only.
-
-    What the steps sample is made up: whether a model this small gives one set of bits in all shapes depends on the CPU.
-    """
-    engine = EngineConfig(
-        num_slots=16, max_context=128, prefill_buckets=(2, 4), row_buckets=(8, 16), context_buckets=(96, 128)
-    )
-    run.config = dataclasses.replace(run.config, rollout=dataclasses.replace(run.config.rollout, engine=engine))
-    run.engine.config = engine
-    prefill, decode = run.engine._prefill, run.engine._decode
-    reached = {None} - {largest}
-
-    def prefilled(num_tokens, params, adapter, cache, slot_B, *rest):
-        reached.update({"prefill"} if len(slot_B) == 4 else set())
-        return prefill(num_tokens, params, adapter, cache, slot_B, *rest)
-
-    def decoded(num_tokens, params, adapter, cache, slot_B, *rest):
-        _, _, cache = decode(num_tokens, params, adapter, cache, slot_B, *rest)
-        reached.update({"rows"} if len(slot_B) == 16 else set(), {"context"} if num_tokens == 128 else set())
-        return np.full(len(slot_B), 65), np.full(len(slot_B), -1 - 1e-6 * (largest in reached)), cache
-
-    run.engine._prefill, run.engine._decode = prefilled, decoded
-    task = one_task_of_each_kind(run)[0]
-    if largest is None:
-        check_engine(run, task)
-    else:
-        stops(run, "sampling does not depend on neighbours", "a resumed run would sample other tokens",
-              lambda: check_engine(run, task))  # fmt: skip
-    assert reached >= {"prefill", "rows", "context"}
 
 
 def test_the_unbroken_toy_passes(run):

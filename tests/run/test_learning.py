@@ -38,8 +38,7 @@ def logprobs(run) -> np.ndarray:
     """What the engine gives a fixed prompt: the log-probabilities of 8 tokens sampled with a fixed seed."""
     prompt_T = run.parts.base.chat.opening((Message("system", "sh"), Message("user", "put 1234 in a")))
     sampler = PolicySampler(run.engine, temperature=1.0, max_new_tokens=8)
-    completion = sampler.sample(prompt_T, seed=3, session=-100)
-    sampler.end(-100)
+    completion = sampler.sample(prompt_T, seed=3)
     return completion.logprob_T
 
 
@@ -71,9 +70,8 @@ def updated(request, tmp_path_factory):
         seen.base_after, seen.trainable_after = tree_digest(run.parts.base.params), tree_digest(state.trainable)
         seen.logprobs_after = logprobs(run)
 
-        decoding = run.engine._decoding
-        falsified = decoding.params.replace(final_norm=decoding.params.final_norm * 1.01)
-        run.engine._decoding = decoding._replace(params=falsified)
+        params, adapter = run.engine._policy
+        run.engine._policy = (params.replace(final_norm=params.final_norm * 1.01), adapter)
         groups = draw(run, 1)
         data = learner_data(run, groups, run.collect("rl", 1, groups, temperature=1.0))
         state, metrics = step_of(state, data.batch)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from postrl.rollout.sampling import heaviest, sample_inverse_cdf
+from postrl.policy.sampling import heaviest, sample_inverse_cdf
 
 sample = jax.jit(sample_inverse_cdf)
 
