@@ -156,8 +156,8 @@ def forward(
 
     `differentiable`: each layer's weights are cut out of their stack, so that a gradient is no larger than a layer; it keeps
     the inputs of the layers and the outputs of their linear maps, and computes the rest again (arXiv 1604.06174): with
-    attention's probabilities and the like kept, a step takes three times the memory, and on a CPU, which waits for memory,
-    more time (1.2 to 1.5 times, SmolLM2-135M, rows of 384 and 640 tokens). Otherwise the layers are read where they lie.
+    attention's probabilities and the like kept, a step takes three times the memory, and on a CPU, which waits for memory, no
+    less time (SmolLM2-135M, rows of 384 and 640 tokens; experiments/LOG.md). Otherwise the layers are read where they lie.
     """
     num_real = jnp.int32(len(token_T)) if count is None else count
     cosine_TK, sine_TK = ops.rope_angles(position_T, theta=config.rope_theta, head_dim=config.head_dim)

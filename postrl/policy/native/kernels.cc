@@ -14,6 +14,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -135,10 +136,11 @@ void parallel(ffi::ThreadPool& pool, int64_t num, const F& f) {
   };
   for (int64_t i = 0; i < num_helpers; ++i) pool.Schedule([work] { work(); });
   work();
-  while (state->done.load(std::memory_order_acquire) < num) {
+  for (int spins = 0; state->done.load(std::memory_order_acquire) < num; ++spins) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
+    if (spins > 4096) std::this_thread::yield();  // the other thread may have lost its core to a sandbox
   }
 }
 
