@@ -274,7 +274,8 @@ ffi::Error RmsNorm(F32 x, F32 weight, S32 layer, S32 count, float eps, F32Out y)
   return ffi::Error::Success();
 }
 
-inline Vec silu(Vec x) { return x / (exp(-x) + 1.0f); }
+// 0 below -88, where it is less than any activation feels.
+inline Vec silu(Vec x) { return x < -88.0f ? Vec{} : x / (exp(-x) + 1.0f); }
 
 ffi::Error SwiGlu(ffi::ThreadPool pool, F32 gate, F32 up, S32 count, F32Out y) {
   const int64_t T = num_real(count, gate.dimensions()[0]), size = T * gate.dimensions()[1], block = 1 << 14;
