@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from postrl.contracts import Completion, Message, Scored, StopReason, Task
+from postrl.policy import ops
 from postrl.rollout.engine import tree_digest
 from postrl.rollout.episode import ReferenceSampler
 from postrl.run_state import Run
@@ -26,6 +27,8 @@ def preflight(run: Run) -> None:
         run.progress.update(2)
         check_verifiers(run, tasks)
         run.progress.update(3)
+        with run.progress.waiting("the CPU kernels, compiled on first use"):
+            ops.has_kernels()
         check_engine(run, tasks[0])
         run.progress.update(4)
         check_base(run)

@@ -164,7 +164,7 @@ class Run:
         )
 
     def tasks(self, split: Split, spans: Mapping[str, tuple[int, int]]) -> list[Task]:
-        """Of each domain in `spans` the tasks first..first+num-1; the domains in turn, so that none waits for slots."""
+        """Of each domain in `spans` the tasks first..first+num-1; the domains in turn, so that none comes last."""
         seed = self.config.seed
         of_domain = [
             [self.parts.domains[name].generate(split, seed, first + i) for i in range(num)]

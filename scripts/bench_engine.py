@@ -113,7 +113,7 @@ def compare(ours: Ours, theirs: Theirs, base: Any, batch: int, options: EngineOp
 
     def side(name: str, generate: Any) -> Any:
         def run(k: int) -> dict[str, float]:
-            # New prompts every round: the engine would find old ones in its slots.
+            # New prompts every round: the engine would find old ones in its cache.
             rng = np.random.default_rng([batch, k])
             prompts = list(rng.choice(words_N, (batch, options.prompt_tokens)))
             made: Generated = generate(prompts, options.new_tokens)

@@ -1,7 +1,7 @@
 """The CPU kernels: `kernels.cc`, compiled for this machine when they are first needed, and called from traced code.
 
 The first use takes some seconds and a C++ compiler: `$CXX`, `c++`, `g++`, `clang++`, or Zig's from the package index
-(`pip install postrl[compiler]`). The library is kept in `$XDG_CACHE_HOME/postrl`, by a digest of everything that decides it.
+(`pip install -e .[compiler]`). The library is kept in `$XDG_CACHE_HOME/postrl`, by a digest of everything that decides it.
 
 Shapes: see `kernels.cc`.
 """
@@ -95,7 +95,7 @@ def _compiler() -> list[str]:
             return [path]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"]
-    raise BuildError("no C++ compiler: install g++ or clang++, or `pip install postrl[compiler]`, or set CXX")
+    raise BuildError("no C++ compiler: install g++ or clang++, or `pip install -e .[compiler]`, or set CXX")
 
 
 def _processor() -> str:
